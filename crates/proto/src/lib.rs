@@ -1,0 +1,1 @@
+//! What agent, manager and tools say to each other.

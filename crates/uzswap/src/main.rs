@@ -1,0 +1,2 @@
+//! The `uzswap` command.
+fn main() {}

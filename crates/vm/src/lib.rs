@@ -1,0 +1,1 @@
+//! userfaultfd, address spaces, staging, reclaim, faults.
