@@ -1,1 +1,29 @@
-//! userfaultfd, address spaces, staging, reclaim, faults.
+//! userfaultfd, address spaces, staging, reclaim, faults: the way of a page between a program and the engine.
+//!
+//! | file | guards |
+//! |---|---|
+//! | [`pager`] | the way of a page: evict, store, fault, rescue, fork |
+//! | [`space`] | what is known of one address space |
+//! | `table` | where each evicted page is |
+//! | `epoch` | the order of events |
+//! | `layout` | which mappings are managed |
+//! | `readahead` | how many pages a fault brings |
+//! | [`range`] | address arithmetic |
+//! | [`sys`] | the seam to the kernel; all unsafe code |
+//! | [`doctor`] | what the machine permits |
+
+pub mod pager;
+
+pub mod space;
+mod table;
+
+mod epoch;
+mod layout;
+pub mod range;
+mod readahead;
+
+pub mod doctor;
+pub mod sys;
+
+/// Bytes in a page, as an address difference.
+pub(crate) const PAGE: u64 = uzswap_proto::PAGE_SIZE as u64;

@@ -1,0 +1,150 @@
+//! Getting into a program: the constructor, and the child side of fork.
+//!
+//! Both run in a thread of the program and make one worker for its memory. A fork that bypasses libc, and a child that
+//! shares its parent's memory (vfork, posix_spawn), are not noticed here and need not be: the first goes on under the
+//! userfaultfd it inherited, only without being reclaimed from; the second has its parent's worker.
+//!
+//! # Safety
+//! Reads the environment and two weak symbols as libc defines them; clones as [`sys::clone_worker`] demands.
+
+use core::arch::global_asm;
+use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
+
+use uzswap_proto::{ENV_JOB, Job};
+
+use crate::area::Region;
+use crate::sys::{self, call};
+use crate::worker::{self, Control};
+
+/// The job, as found in the environment by the constructor. Written once, before the program has threads.
+static JOB_NAME: AtomicU64 = AtomicU64::new(0);
+static JOB_TOKEN: AtomicU64 = AtomicU64::new(0);
+/// The beacon of this process, for its children to find out whose they are; 0 before there is one.
+static BEACON: AtomicUsize = AtomicUsize::new(0);
+
+/// The job this program belongs to, if any.
+pub fn job() -> Option<Job> {
+    let name = JOB_NAME.load(Relaxed);
+    (name != 0).then(|| Job { name, token: JOB_TOKEN.load(Relaxed) })
+}
+
+#[used]
+#[unsafe(link_section = ".init_array")]
+static CONSTRUCTOR: extern "C" fn() = {
+    extern "C" fn constructor() {
+        let Some(job) = job_from_environment() else { return };
+        JOB_NAME.store(job.name, Relaxed);
+        JOB_TOKEN.store(job.token, Relaxed);
+        register_fork_handler();
+        attach(job, false);
+    }
+    constructor
+};
+
+extern "C" fn in_forked_child() {
+    if let Some(job) = job() {
+        attach(job, true);
+    }
+}
+
+/// Makes a worker for this process. If that fails the program runs unmanaged, with a warning.
+fn attach(job: Job, forked: bool) {
+    let inherited_beacon = if forked { BEACON.load(Relaxed) } else { 0 };
+    let made = Region::map().and_then(|region| {
+        let control = region.control() as *mut Control;
+        // SAFETY: the control block is fresh, zeroed, page-aligned memory of ours, larger than a Control.
+        unsafe {
+            control.write(Control { job, forked, inherited_beacon, region, program: call!(sys::SYS_GETPID) as i32 });
+        }
+        BEACON.store(region.beacon(), Relaxed);
+        let mask = sys::block_signals();
+        // SAFETY: the stack is the rest of the shared mapping above the control block, used by nobody else; it lives
+        // as long as the address space; signals are blocked.
+        let pid = unsafe { sys::clone_worker(region.stack_top() as *mut u8, worker::main, control) };
+        sys::restore_signals(mask);
+        if pid < 0 {
+            region.unmap();
+            BEACON.store(0, Relaxed);
+            return Err(pid);
+        }
+        Ok(())
+    });
+    if made.is_err() {
+        let text = b"uzswap: warning: a process runs unmanaged: no memory or process left for its worker\n";
+        // SAFETY: writes a constant.
+        unsafe { call!(sys::SYS_WRITE, 2, text.as_ptr(), text.len()) };
+    }
+}
+
+// Weak, so that the library loads where one of them is missing (no libc is linked).
+global_asm!(".weak __environ", ".weak __register_atfork", ".weak pthread_atfork");
+
+/// The address of a weak symbol, 0 if nobody defines it.
+macro_rules! weak {
+    ($symbol:literal) => {{
+        let address: usize;
+        // SAFETY: loads a pointer from the global offset table.
+        unsafe {
+            core::arch::asm!(concat!("mov {}, qword ptr [rip + ", $symbol, "@GOTPCREL]"), out(reg) address,
+                options(nostack, pure, readonly));
+        }
+        address
+    }};
+}
+pub(crate) use weak;
+
+fn job_from_environment() -> Option<Job> {
+    let environ = weak!("__environ") as *const *const *const u8;
+    if environ.is_null() {
+        return None;
+    }
+    // SAFETY: `__environ` is libc's pointer to a null-terminated array of C strings, complete before constructors run.
+    unsafe {
+        let mut entry = *environ;
+        while !entry.is_null() && !(*entry).is_null() {
+            if let Some(job) = job_from_entry(*entry) {
+                return Some(job);
+            }
+            entry = entry.add(1);
+        }
+    }
+    None
+}
+
+/// # Safety
+/// `entry` is a C string.
+unsafe fn job_from_entry(entry: *const u8) -> Option<Job> {
+    let mut text = entry;
+    for expected in ENV_JOB.bytes().chain(*b"=") {
+        // SAFETY: every byte so far was equal to a byte that is not 0, so the string goes on.
+        unsafe {
+            if *text != expected {
+                return None;
+            }
+            text = text.add(1);
+        }
+    }
+    let mut len = 0;
+    // SAFETY: stops at the end of the string.
+    while len <= uzswap_proto::JOB_TEXT && unsafe { *text.add(len) } != 0 {
+        len += 1;
+    }
+    // SAFETY: `len` bytes were just read.
+    Job::from_text(unsafe { core::slice::from_raw_parts(text, len) })
+}
+
+fn register_fork_handler() {
+    type Handler = Option<extern "C" fn()>;
+    let glibc = weak!("__register_atfork");
+    let posix = weak!("pthread_atfork");
+    if glibc != 0 {
+        // SAFETY: glibc's own signature; no object handle: the handler is never unregistered.
+        let register: extern "C" fn(Handler, Handler, Handler, *const u8) -> i32 =
+            unsafe { core::mem::transmute(glibc) };
+        register(None, None, Some(in_forked_child), core::ptr::null());
+    } else if posix != 0 {
+        // SAFETY: the signature of POSIX.
+        let register: extern "C" fn(Handler, Handler, Handler) -> i32 = unsafe { core::mem::transmute(posix) };
+        register(None, None, Some(in_forked_child));
+    }
+}

@@ -1,0 +1,76 @@
+//! `madvise`, interposed: hints of the program go to the manager.
+//!
+//! `MADV_PAGEOUT` and `MADV_COLD` are followed by the manager instead of the kernel. `MADV_DONTFORK` and
+//! `MADV_WIPEONFORK` change what a forked child sees of a range; the manager brings the range back and leaves it alone
+//! before the kernel is told.
+//!
+//! # Safety
+//! Passes the program's own arguments on to the kernel.
+
+use uzswap_proto::{Advice, Advise, MAX_WORDS, PAGE_SIZE};
+
+use crate::attach::{job, weak};
+use crate::sys::{self, call};
+use crate::worker::{connect, receive, send};
+
+const MADV_DONTFORK: i32 = 10;
+const MADV_WIPEONFORK: i32 = 18;
+const MADV_COLD: i32 = 20;
+const MADV_PAGEOUT: i32 = 21;
+
+core::arch::global_asm!(".weak __errno_location");
+
+/// As the libc's.
+///
+/// # Safety
+/// As the libc's: discarding advice discards memory.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn madvise(address: usize, len: usize, advice: i32) -> i32 {
+    let ours = match advice {
+        MADV_PAGEOUT => Some(Advice::PageOut),
+        MADV_COLD => Some(Advice::Cold),
+        MADV_DONTFORK | MADV_WIPEONFORK => Some(Advice::Exclude),
+        _ => None,
+    };
+    if let Some(advice) = ours
+        && address.is_multiple_of(PAGE_SIZE)
+    {
+        tell_manager(advice, address, len);
+    }
+    // The kernel hears it too: it checks the arguments, and handles what is not ours (file pages). What the manager
+    // has evicted is not there any more for it to page out.
+    // SAFETY: the program's own request.
+    let result = unsafe { call!(sys::SYS_MADVISE, address, len, advice) };
+    if result >= 0 {
+        return 0;
+    }
+    let errno = weak!("__errno_location");
+    if errno != 0 {
+        // SAFETY: libc's function that gives the address of this thread's errno.
+        unsafe {
+            let errno: extern "C" fn() -> *mut i32 = core::mem::transmute(errno);
+            *errno() = -result as i32;
+        }
+    }
+    -1
+}
+
+/// Says it on a connection of its own and waits until the manager has done it. A manager that cannot be reached is no
+/// error: advice is only advice.
+fn tell_manager(advice: Advice, address: usize, len: usize) {
+    let Some(job) = job() else { return };
+    let Ok(socket) = connect(job) else { return };
+    let mut words = [0; MAX_WORDS];
+    let advise = Advise { token: job.token, advice, address: address as u64, len: len as u64 };
+    let count = advise.encode(&mut words);
+    // The first message to come is the greeting; a descriptor with it is not taken.
+    if receive(socket, &mut words, None) > 0 {
+        let mut words = [0; MAX_WORDS];
+        let _ = advise.encode(&mut words);
+        if send(socket, &words[..count], &[]) {
+            receive(socket, &mut words, None);
+        }
+    }
+    // SAFETY: our own descriptor.
+    unsafe { call!(sys::SYS_CLOSE, socket) };
+}

@@ -1,0 +1,120 @@
+//! Raw Linux system calls, x86-64.
+//!
+//! # Safety
+//! A system call is as safe as its arguments; the wrappers here take care of the number and the registers only.
+//! Results are as the kernel gives them: a negative errno for failure.
+
+use core::arch::asm;
+
+#[cfg(not(all(target_os = "linux", target_arch = "x86_64")))]
+compile_error!("the agent knows the system calls of x86-64 Linux only");
+
+pub const SYS_MMAP: usize = 9;
+pub const SYS_MUNMAP: usize = 11;
+pub const SYS_RT_SIGPROCMASK: usize = 14;
+pub const SYS_IOCTL: usize = 16;
+pub const SYS_MADVISE: usize = 28;
+pub const SYS_GETPID: usize = 39;
+pub const SYS_SOCKET: usize = 41;
+pub const SYS_CONNECT: usize = 42;
+pub const SYS_SENDMSG: usize = 46;
+pub const SYS_RECVMSG: usize = 47;
+pub const SYS_CLONE: usize = 56;
+pub const SYS_CHDIR: usize = 80;
+pub const SYS_GETPPID: usize = 110;
+pub const SYS_SETSID: usize = 112;
+pub const SYS_PRCTL: usize = 157;
+pub const SYS_GETTID: usize = 186;
+pub const SYS_FUTEX: usize = 202;
+pub const SYS_EXIT_GROUP: usize = 231;
+pub const SYS_CLOSE: usize = 3;
+pub const SYS_WRITE: usize = 1;
+pub const SYS_USERFAULTFD: usize = 323;
+pub const SYS_PIDFD_SEND_SIGNAL: usize = 424;
+pub const SYS_PIDFD_OPEN: usize = 434;
+pub const SYS_CLOSE_RANGE: usize = 436;
+
+pub const EAGAIN: isize = 11;
+pub const EBUSY: isize = 16;
+pub const EINTR: isize = 4;
+
+/// Any system call.
+///
+/// # Safety
+/// As the system call demands of its arguments.
+#[inline]
+pub unsafe fn syscall(number: usize, args: [usize; 6]) -> isize {
+    let result: isize;
+    // SAFETY: the kernel clobbers rcx and r11 only; what else happens is the caller's promise.
+    unsafe {
+        asm!("syscall", inlateout("rax") number as isize => result, in("rdi") args[0], in("rsi") args[1],
+            in("rdx") args[2], in("r10") args[3], in("r8") args[4], in("r9") args[5],
+            lateout("rcx") _, lateout("r11") _, options(nostack));
+    }
+    result
+}
+
+/// A system call of up to six arguments; those not given are 0.
+macro_rules! call {
+    ($number:expr $(, $arg:expr)* $(,)?) => {{
+        let mut args = [0usize; 6];
+        let given = [$($arg as usize),*];
+        args[..given.len()].copy_from_slice(&given);
+        $crate::sys::syscall($number, args)
+    }};
+}
+pub(crate) use call;
+
+/// Ends this process.
+pub fn exit(status: i32) -> ! {
+    loop {
+        // SAFETY: no pointers.
+        unsafe { call!(SYS_EXIT_GROUP, status) };
+    }
+}
+
+/// Clones the caller into a process of its own that shares its memory, and has it call `entry(argument)` on the stack
+/// that ends at `stack_top`. Returns the new process's id or a negative errno.
+///
+/// No exit signal: the new process is invisible to a plain `wait`.
+///
+/// # Safety
+/// `stack_top` ends a writable stack large enough for `entry`, 16-byte aligned, that nobody else uses and that stays
+/// mapped while the new process lives. All signals are blocked by the caller (their handlers belong to the program).
+pub unsafe fn clone_worker<T>(stack_top: *mut u8, entry: extern "C" fn(*const T) -> !, argument: *const T) -> isize {
+    const CLONE_VM: isize = 0x100;
+    let result: isize;
+    // SAFETY: the parent side is an ordinary system call. The child side has all registers but rax and rsp as they
+    // were, starts on its own stack, and never returns into this frame.
+    unsafe {
+        asm!(
+            "syscall",
+            "test rax, rax",
+            "jnz 2f",
+            "xor ebp, ebp",
+            "mov rdi, r12",
+            "call r13",
+            "ud2",
+            "2:",
+            inlateout("rax") SYS_CLONE as isize => result,
+            in("rdi") CLONE_VM, in("rsi") stack_top, in("rdx") 0, in("r10") 0, in("r8") 0,
+            in("r12") argument, in("r13") entry,
+            lateout("rcx") _, lateout("r11") _,
+        );
+    }
+    result
+}
+
+/// Blocks every signal; returns the mask as it was.
+pub fn block_signals() -> u64 {
+    let (all, mut old) = (u64::MAX, 0u64);
+    // SAFETY: both masks live on this stack; 8 is the kernel's mask size.
+    unsafe { call!(SYS_RT_SIGPROCMASK, 2, &raw const all, &raw mut old, 8) };
+    old
+}
+
+/// Sets the signal mask.
+pub fn restore_signals(mask: u64) {
+    // SAFETY: the mask lives on this stack.
+    unsafe { call!(SYS_RT_SIGPROCMASK, 2, &raw const mask, 0, 8) };
+}

@@ -1,0 +1,400 @@
+//! The worker: a process that shares the program's memory and moves its pages when the manager says so.
+//!
+//! 1. It leaves everything of the program but the memory: descriptors, session, signals.
+//! 2. It opens the userfaultfds (one for the program's memory and the staging area, one for the trash area), attaches
+//!    to the manager, and in a forked child reads the inherited beacon.
+//! 3. It obeys: EVICT moves pages into the staging area, DISCARD frees pages of the staging area.
+//!
+//! An EVICT is issued on the userfaultfd that also watches the source. The kernel refuses (EAGAIN) to move on it from
+//! the moment an unmap, remap or fork of watched memory begins until the manager has read the event of it; and the
+//! manager reads no events while an EVICT is under way. So a page is never moved out of a mapping that is not the one
+//! the manager meant.
+//!
+//! A discarded page leaves through the trash area, whose userfaultfd has no events: MADV_DONTNEED on the staging area
+//! itself would wait for the manager to read an event.
+//!
+//! When the manager dies, the connection ends; the worker then kills the program, whose faults wait meanwhile because
+//! the worker holds a copy of the userfaultfd.
+//!
+//! # Safety
+//! Shares its memory with the program: it writes only to its own stack, to the control mapping and, by UFFDIO_MOVE, to
+//! the staging and trash areas.
+
+use core::mem::size_of;
+
+use uzswap_proto::{Hello, Job, MAX_BATCH_PAGES, MAX_WORDS, PAGE_SIZE, Run, evict, evicted, kind, step};
+
+use crate::area::{REGION_LEN, Region};
+use crate::sys::{self, EAGAIN, EBUSY, EINTR, call};
+
+/// What the program's thread hands to the worker, at the low end of the worker's stack.
+pub struct Control {
+    pub job: Job,
+    pub forked: bool,
+    pub inherited_beacon: usize,
+    pub region: Region,
+    pub program: i32,
+}
+
+/// Where the worker starts. All signals are blocked and stay so.
+pub extern "C" fn main(control: *const Control) -> ! {
+    // SAFETY: written by the cloning thread before it cloned us; nobody writes it again.
+    let control = unsafe { &*control };
+    leave_the_program();
+    if let Some(worker) = Worker::attach(control) {
+        worker.obey();
+    }
+    sys::exit(0)
+}
+
+fn leave_the_program() {
+    const PR_SET_NAME: usize = 15;
+    // SAFETY: none of these has an effect on the program: the worker has its own descriptor table, working directory,
+    // session and name.
+    unsafe {
+        call!(sys::SYS_CLOSE_RANGE, 0, u32::MAX, 0);
+        call!(sys::SYS_SETSID);
+        call!(sys::SYS_CHDIR, c"/".as_ptr());
+        call!(sys::SYS_PRCTL, PR_SET_NAME, c"uzswap-agent".as_ptr());
+    }
+}
+
+struct Worker {
+    socket: i32,
+    program: i32,
+    uffd: i32,
+    trash_uffd: i32,
+    region: Region,
+}
+
+impl Worker {
+    /// Attaches to the manager; `None` if the program is to run unmanaged.
+    fn attach(control: &Control) -> Option<Worker> {
+        let socket = connect(control.job).ok()?;
+        let mut words = [0; MAX_WORDS];
+        let mut device = -1;
+        if receive(socket, &mut words, Some(&mut device)) <= 0 || words[0] != kind::GREETING {
+            return None;
+        }
+        let failed = |step: u64, errno: isize| {
+            send(socket, &[kind::FAILED, control.job.token, step, -errno as u64], &[]);
+            None
+        };
+        // SAFETY: no pointers. The parent is asked after the pidfd was opened: if it is still the program, the pidfd
+        // is the program's and not that of a later process with its number.
+        let program = unsafe { call!(sys::SYS_PIDFD_OPEN, control.program, 0) };
+        if program < 0 {
+            return failed(step::PIDFD, program);
+        }
+        // SAFETY: no pointers.
+        if unsafe { call!(sys::SYS_GETPPID) } as i32 != control.program {
+            return None;
+        }
+        let (uffd, trash_uffd) = match (open_userfaultfd(device), open_userfaultfd(device)) {
+            (Ok(uffd), Ok(trash_uffd)) => (uffd, trash_uffd),
+            (Err(errno), _) | (_, Err(errno)) => return failed(step::USERFAULTFD, errno),
+        };
+        let mut worker = Worker { socket, program: program as i32, uffd, trash_uffd, region: control.region };
+        worker.introduce(control, &mut words);
+        Some(worker)
+    }
+
+    /// Says hello; in a forked child, lights the beacon and takes the userfaultfd that it inherited.
+    fn introduce(&mut self, control: &Control, words: &mut [u64; MAX_WORDS]) {
+        let hello = Hello {
+            token: control.job.token,
+            forked: control.forked,
+            // SAFETY: no arguments.
+            tid: unsafe { call!(sys::SYS_GETTID) } as u32,
+            region: self.region.start() as u64,
+            region_len: REGION_LEN as u64,
+            beacon: self.region.beacon() as u64,
+            staging: self.region.staging() as u64,
+            trash: self.region.trash() as u64,
+        };
+        let count = hello.encode(words);
+        self.say(&words[..count], &[self.uffd, self.trash_uffd]);
+        if !control.forked {
+            return;
+        }
+        if control.inherited_beacon != 0 {
+            // SAFETY: the kernel reads 8 bytes of the beacon as a set of signals to block (all are) and says EFAULT if
+            // there is no beacon any more.
+            unsafe { call!(sys::SYS_RT_SIGPROCMASK, 0, control.inherited_beacon, 0, 8) };
+        }
+        self.say(&[kind::BEACON_DONE], &[]);
+    }
+
+    /// Obeys the manager until it says EXIT, or is gone.
+    fn obey(mut self) {
+        let mut words = [0; MAX_WORDS];
+        loop {
+            let mut descriptor = -1;
+            let count = receive(self.socket, &mut words, Some(&mut descriptor));
+            if count <= 0 {
+                self.kill_program();
+            }
+            match words[0] {
+                kind::EVICT => self.evict(&words[..count as usize]),
+                kind::DISCARD => self.discard(words[1], words[2]),
+                kind::MAIN if descriptor >= 0 => {
+                    // SAFETY: our own descriptor.
+                    unsafe { call!(sys::SYS_CLOSE, self.uffd) };
+                    self.uffd = descriptor;
+                }
+                kind::EXIT => return,
+                _ => self.kill_program(),
+            }
+        }
+    }
+
+    /// The manager is gone: evicted pages are lost, and the program with them.
+    fn kill_program(&self) -> ! {
+        const SIGKILL: usize = 9;
+        // SAFETY: no pointers.
+        unsafe { call!(sys::SYS_PIDFD_SEND_SIGNAL, self.program, SIGKILL, 0, 0) };
+        sys::exit(0)
+    }
+
+    fn say(&self, words: &[u64], descriptors: &[i32]) {
+        if !send(self.socket, words, descriptors) {
+            self.kill_program();
+        }
+    }
+
+    fn evict(&self, words: &[u64]) {
+        let mut reply = [0; MAX_WORDS];
+        let mut pages = 0;
+        let mut to = words[1];
+        let mut stopped = false;
+        for run in words[evict::FIRST_RUN..].iter().map(|&word| Run(word)) {
+            if pages + run.pages() > MAX_BATCH_PAGES {
+                break;
+            }
+            let mut done = 0;
+            while done < run.pages() {
+                let offset = (done * PAGE_SIZE) as u64;
+                let (moved, status) = if stopped {
+                    (0, evicted::NOT_TRIED)
+                } else {
+                    self.move_run(to + offset, run.address() + offset, run.pages() - done, words[2] & evict::TOUCH != 0)
+                };
+                stopped |= status == evicted::NOT_TRIED;
+                for page in 0..moved {
+                    evicted::set(&mut reply, pages + done + page, evicted::MOVED);
+                }
+                done += moved;
+                if moved == 0 {
+                    evicted::set(&mut reply, pages + done, status);
+                    done += 1;
+                }
+            }
+            pages += run.pages();
+            to += (run.pages() * PAGE_SIZE) as u64;
+        }
+        reply[0] = kind::EVICTED;
+        reply[1] = pages as u64;
+        self.say(&reply[..evicted::FIRST_STATUS + pages.div_ceil(8)], &[]);
+    }
+
+    /// Moves pages from the head of a run; gives how many went, and if none did, the status of the first.
+    fn move_run(&self, to: u64, from: u64, pages: usize, touch: bool) -> (usize, u8) {
+        let mut result = move_pages(self.uffd, to, from, pages, 0);
+        if result == -EBUSY && touch && touch_page(from) {
+            result = move_pages(self.uffd, to, from, 1, 0);
+        }
+        match result {
+            moved if moved > 0 => (moved as usize / PAGE_SIZE, evicted::MOVED),
+            error if error == -EAGAIN => (0, evicted::NOT_TRIED),
+            error => (0, (-error).clamp(1, 254) as u8),
+        }
+    }
+
+    fn discard(&self, address: u64, pages: u64) {
+        const ALLOW_SRC_HOLES: u64 = 2;
+        const MADV_DONTNEED: usize = 4;
+        let trash = self.region.trash() as u64;
+        let pages = pages.min(MAX_BATCH_PAGES as u64);
+        let (mut done, mut error) = (0, 0);
+        while done < pages && error == 0 {
+            let from = address + done * PAGE_SIZE as u64;
+            match move_pages(self.trash_uffd, trash, from, (pages - done) as usize, ALLOW_SRC_HOLES) {
+                moved if moved > 0 => {
+                    // SAFETY: the trash area is ours.
+                    unsafe { call!(sys::SYS_MADVISE, trash, moved, MADV_DONTNEED) };
+                    done += moved as u64 / PAGE_SIZE as u64;
+                }
+                result if result == -EAGAIN => {}
+                result => error = result,
+            }
+        }
+        self.say(&[kind::DISCARDED, -error as u64], &[]);
+    }
+}
+
+/// Makes the page at `address` this process's alone if it was shared by a fork that is over; false if it cannot be
+/// written.
+///
+/// Adds 0 to its first word by a futex operation, which the kernel does atomically, and answers EFAULT (instead of
+/// waiting for the manager, or killing us) if the page is not there.
+fn touch_page(address: u64) -> bool {
+    const FUTEX_WAKE_OP: usize = 5;
+    const FUTEX_OP_ADD: usize = 1 << 28;
+    let unused = 0u32;
+    // SAFETY: adds 0 to the word at `address`, wakes nobody (the first count and the second are 0).
+    unsafe { call!(sys::SYS_FUTEX, &raw const unused, FUTEX_WAKE_OP, 0, 0, address, FUTEX_OP_ADD) >= 0 }
+}
+
+/// UFFDIO_MOVE of up to `pages` pages; gives the bytes moved or a negative errno.
+fn move_pages(uffd: i32, to: u64, from: u64, pages: usize, mode: u64) -> isize {
+    const UFFDIO_MOVE: usize = 0xc028_aa05;
+    #[repr(C)]
+    struct Move {
+        to: u64,
+        from: u64,
+        len: u64,
+        mode: u64,
+        moved: i64,
+    }
+    let mut request = Move { to, from, len: (pages * PAGE_SIZE) as u64, mode, moved: 0 };
+    // SAFETY: the request has the kernel's layout. The kernel checks both ranges; it moves only into an area that is
+    // registered with this userfaultfd and only where nothing is.
+    let result = unsafe { call!(sys::SYS_IOCTL, uffd, UFFDIO_MOVE, &raw mut request) };
+    if request.moved != 0 { request.moved as isize } else { result }
+}
+
+fn open_userfaultfd(device: i32) -> Result<i32, isize> {
+    const FLAGS: usize = 0o2_004_000; // O_CLOEXEC | O_NONBLOCK
+    const USERFAULTFD_IOC_NEW: usize = 0xaa00;
+    let result = if device >= 0 {
+        // SAFETY: no pointers.
+        unsafe { call!(sys::SYS_IOCTL, device, USERFAULTFD_IOC_NEW, FLAGS) }
+    } else {
+        // SAFETY: no pointers.
+        unsafe { call!(sys::SYS_USERFAULTFD, FLAGS) }
+    };
+    if result < 0 { Err(result) } else { Ok(result as i32) }
+}
+
+/// Connects to the job's manager.
+pub fn connect(job: Job) -> Result<i32, isize> {
+    const AF_UNIX: u16 = 1;
+    const SEQPACKET_CLOEXEC: usize = 5 | 0o2_000_000;
+    #[repr(C)]
+    struct Address {
+        family: u16,
+        zero: u8,
+        name: [u8; uzswap_proto::SOCKET_NAME],
+    }
+    let address = Address { family: AF_UNIX, zero: 0, name: job.socket_name() };
+    // SAFETY: no pointers.
+    let socket = unsafe { call!(sys::SYS_SOCKET, AF_UNIX, SEQPACKET_CLOEXEC, 0) };
+    if socket < 0 {
+        return Err(socket);
+    }
+    // The address has no padding at its end: 2 + 1 + 23 bytes, aligned to 2.
+    const { assert!(size_of::<Address>() == 3 + uzswap_proto::SOCKET_NAME) };
+    loop {
+        // SAFETY: the address lives on this stack.
+        let result = unsafe { call!(sys::SYS_CONNECT, socket, &raw const address, size_of::<Address>()) };
+        match result {
+            0.. => return Ok(socket as i32),
+            result if result == -EINTR => {}
+            error => {
+                // SAFETY: our own descriptor.
+                unsafe { call!(sys::SYS_CLOSE, socket) };
+                return Err(error);
+            }
+        }
+    }
+}
+
+#[repr(C)]
+struct Buffer {
+    base: usize,
+    len: usize,
+}
+
+/// `struct msghdr`.
+#[repr(C)]
+struct Header {
+    name: usize,
+    name_len: u32,
+    buffers: *const Buffer,
+    buffers_len: usize,
+    control: usize,
+    control_len: usize,
+    flags: i32,
+}
+
+/// `struct cmsghdr` with room for the descriptors that any message of ours carries.
+#[repr(C)]
+struct Descriptors {
+    len: usize,
+    level: i32,
+    kind: i32,
+    descriptors: [i32; 2],
+}
+
+const SOL_SOCKET: i32 = 1;
+const SCM_RIGHTS: i32 = 1;
+const DESCRIPTORS_HEADER: usize = 16;
+
+/// Sends a message with up to two descriptors; false if the manager is gone.
+pub fn send(socket: i32, words: &[u64], descriptors: &[i32]) -> bool {
+    const MSG_NOSIGNAL: usize = 0x4000;
+    let mut rights = Descriptors { len: 0, level: SOL_SOCKET, kind: SCM_RIGHTS, descriptors: [-1; 2] };
+    rights.descriptors[..descriptors.len()].copy_from_slice(descriptors);
+    rights.len = DESCRIPTORS_HEADER + size_of_val(descriptors);
+    let buffer = Buffer { base: words.as_ptr() as usize, len: size_of_val(words) };
+    let with_rights = !descriptors.is_empty();
+    let header = Header {
+        name: 0,
+        name_len: 0,
+        buffers: &raw const buffer,
+        buffers_len: 1,
+        control: if with_rights { &raw const rights as usize } else { 0 },
+        control_len: if with_rights { rights.len } else { 0 },
+        flags: 0,
+    };
+    loop {
+        // SAFETY: header, buffer and rights live on this stack until the call returns.
+        let sent = unsafe { call!(sys::SYS_SENDMSG, socket, &raw const header, MSG_NOSIGNAL) };
+        if sent != -EINTR {
+            return sent == buffer.len as isize;
+        }
+    }
+}
+
+/// Receives a message and, where `descriptor` is given, one descriptor; gives the words received, 0 or less if the
+/// manager is gone.
+pub fn receive(socket: i32, words: &mut [u64; MAX_WORDS], descriptor: Option<&mut i32>) -> isize {
+    const MSG_CMSG_CLOEXEC: usize = 0x4000_0000;
+    let mut rights = Descriptors { len: 0, level: 0, kind: 0, descriptors: [-1; 2] };
+    let buffer = Buffer { base: words.as_mut_ptr() as usize, len: size_of_val(words) };
+    let mut header = Header {
+        name: 0,
+        name_len: 0,
+        buffers: &raw const buffer,
+        buffers_len: 1,
+        control: if descriptor.is_some() { &raw mut rights as usize } else { 0 },
+        control_len: if descriptor.is_some() { size_of::<Descriptors>() } else { 0 },
+        flags: 0,
+    };
+    loop {
+        // SAFETY: header, buffer and rights live on this stack until the call returns.
+        let received = unsafe { call!(sys::SYS_RECVMSG, socket, &raw mut header, MSG_CMSG_CLOEXEC) };
+        if received == -EINTR {
+            continue;
+        }
+        // SAFETY: the kernel has written to `rights` behind the compiler's back.
+        let rights = unsafe { (&raw const rights).read_volatile() };
+        if let Some(descriptor) = descriptor
+            && rights.len >= DESCRIPTORS_HEADER + 4
+            && (rights.level, rights.kind) == (SOL_SOCKET, SCM_RIGHTS)
+        {
+            *descriptor = rights.descriptors[0];
+        }
+        return received / size_of::<u64>() as isize;
+    }
+}

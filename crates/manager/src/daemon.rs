@@ -1,0 +1,359 @@
+//! The manager's process: its threads and how they begin and end.
+//!
+//! | thread | does |
+//! |---|---|
+//! | control | connections, ends of processes, statistics, the end of the job |
+//! | faults (4) | [`Pager::serve`] |
+//! | reclaim | [`Reclaimer`] |
+//! | shrink | writes back when the pool is near its cap |
+//! | advice | follows `madvise` hints |
+//!
+//! No thread that serves faults waits for a program or for reclaim.
+
+use std::collections::HashMap;
+use std::fs::File;
+use std::os::fd::AsRawFd;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, OnceLock, mpsc};
+use std::time::{Duration, Instant};
+
+use uzswap_engine::{Config, Zswap};
+use uzswap_proto::{Advice, Advise, Job, kind};
+use uzswap_vm::pager::{Host, Pager};
+use uzswap_vm::sys::epoll::Epoll;
+use uzswap_vm::sys::link::{Link, Listener};
+use uzswap_vm::sys::process::PidFd;
+use uzswap_vm::sys::{job, memory};
+
+use crate::charge::{Charge, margin};
+use crate::front::Bell;
+use crate::reclaim::Reclaimer;
+use crate::sessions::{Call, Caller, Session, Sessions, range_of};
+use crate::stats::Stats;
+use crate::swap_file::DiskSwapFile;
+use crate::{JobConfig, executioner, front};
+
+/// Threads that serve faults.
+const FAULT_THREADS: usize = 4;
+
+/// Everything the manager is given.
+pub struct Setup {
+    pub config: JobConfig,
+    pub job: Job,
+    pub listener: Listener,
+    pub swap: Option<DiskSwapFile>,
+    pub agent: PathBuf,
+    pub front: PidFd,
+    pub bell: Bell,
+}
+
+/// Runs the manager until the job is over; gives its exit status.
+pub fn run(setup: Setup) -> i32 {
+    match Daemon::start(setup) {
+        Ok(mut daemon) => daemon.control(),
+        Err(error) => {
+            eprintln!("uzswap: error: the manager cannot start: {error}");
+            1
+        }
+    }
+}
+
+/// What the pager asks of the manager.
+struct JobHost {
+    charge: Arc<Charge>,
+    sessions: OnceLock<Arc<Sessions>>,
+}
+
+impl Host for JobHost {
+    fn admit(&self, pages: u64) -> bool {
+        self.charge.take(pages)
+    }
+
+    fn kill(&self, space: u64, why: &str) {
+        let session = self.sessions.get().and_then(|sessions| sessions.of_space(space));
+        if let Some(session) = session.filter(|session| !session.pidfd.has_ended()) {
+            eprintln!("uzswap: error: killed process {}: {why}", session.pid);
+            // It may have ended just now.
+            let _ = session.pidfd.kill(libc::SIGKILL);
+        }
+    }
+}
+
+struct Daemon {
+    config: JobConfig,
+    job: Job,
+    listener: Listener,
+    agent: PathBuf,
+    front: PidFd,
+    bell: Bell,
+    engine: Arc<Zswap>,
+    pager: Arc<Pager>,
+    sessions: Arc<Sessions>,
+    charge: Arc<Charge>,
+    oom_kills: Arc<AtomicU64>,
+    pool_peak: Arc<AtomicU64>,
+    stop: Arc<AtomicBool>,
+    advice: mpsc::Sender<(Link, Arc<Session>, Advise)>,
+    epoll: Epoll,
+    waiting_for: HashMap<u64, Source>,
+    next_source: u64,
+    warned: bool,
+}
+
+/// What the control thread waits for.
+enum Source {
+    Listener,
+    Finish,
+    Front,
+    Caller(Caller),
+    Program(Arc<Session>),
+}
+
+impl Daemon {
+    fn start(setup: Setup) -> std::io::Result<Daemon> {
+        let Setup { config, job, listener, swap, agent, front, bell } = setup;
+        memory::raise_descriptor_limit();
+        // Without the right to lock memory the manager works, but may be paged itself; `doctor` says so.
+        let _ = memory::lock_all();
+        let charge = Arc::new(Charge::new(config.memory_max, config.memory_high));
+        let engine = Arc::new(Zswap::new(
+            Config {
+                max_pool_bytes: pool_cap(&config, swap.is_some()),
+                accept_threshold_percent: config.accept_threshold_percent,
+                compressor: config.compressor,
+                swap_limit_bytes: config.swap_limit(),
+            },
+            swap.map(|swap| Box::new(swap) as _),
+            Box::new(uzswap_engine::HeapSource::default()),
+        ));
+        let host = Arc::new(JobHost { charge: charge.clone(), sessions: OnceLock::new() });
+        let pager = Arc::new(Pager::new(engine.clone(), host.clone())?);
+        let sessions = Arc::new(Sessions::new(job, pager.clone()));
+        assert!(host.sessions.set(sessions.clone()).is_ok(), "set once, here");
+        let (advice, questions) = mpsc::channel();
+        let daemon = Daemon {
+            config,
+            job,
+            listener,
+            agent,
+            front,
+            bell,
+            engine,
+            pager,
+            sessions,
+            charge,
+            oom_kills: Arc::default(),
+            pool_peak: Arc::default(),
+            stop: Arc::default(),
+            advice,
+            epoll: Epoll::new()?,
+            waiting_for: HashMap::new(),
+            next_source: 0,
+            warned: false,
+        };
+        daemon.start_threads(questions)?;
+        Ok(daemon)
+    }
+
+    fn start_threads(&self, questions: mpsc::Receiver<(Link, Arc<Session>, Advise)>) -> std::io::Result<()> {
+        let thread = |name: &str| std::thread::Builder::new().name(name.to_owned());
+        for _ in 0..FAULT_THREADS {
+            let pager = self.pager.clone();
+            thread("faults").spawn(move || {
+                let error = pager.serve().expect_err("serves for ever");
+                eprintln!("uzswap: error: faults cannot be served: {error}");
+                std::process::abort();
+            })?;
+        }
+        let reclaimer = Reclaimer::new(
+            self.engine.clone(),
+            self.pager.clone(),
+            self.sessions.clone(),
+            self.charge.clone(),
+            self.oom_kills.clone(),
+            self.stop.clone(),
+        );
+        thread("reclaim").spawn(move || reclaimer.run())?;
+        let (engine, stop, peak) = (self.engine.clone(), self.stop.clone(), self.pool_peak.clone());
+        let cap = pool_cap(&self.config, true);
+        thread("shrink").spawn(move || keep_pool_small(&engine, cap, &peak, &stop))?;
+        let pager = self.pager.clone();
+        thread("advice").spawn(move || {
+            for (link, session, advise) in questions {
+                follow(&pager, &session, &advise);
+                // The program may have gone away meanwhile.
+                let _ = link.send(&[kind::ADVISED], None);
+            }
+        })?;
+        Ok(())
+    }
+
+    fn control(&mut self) -> i32 {
+        for source in [Source::Listener, Source::Finish, Source::Front] {
+            self.wait_for(source);
+        }
+        self.bell.ring_ready();
+        let mut last_sweep = Instant::now();
+        let mut last_stats = Instant::now();
+        loop {
+            let ready = self.epoll.wait(100).expect("epoll works");
+            for number in ready {
+                let Some(source) = self.waiting_for.remove(&number) else { continue };
+                match source {
+                    Source::Listener => self.accept(number),
+                    Source::Finish => return self.finish(),
+                    Source::Front => return self.avenge_front(),
+                    Source::Caller(caller) => {
+                        self.epoll.remove(caller.as_raw_fd());
+                        self.hear(caller);
+                    }
+                    Source::Program(session) => {
+                        self.epoll.remove(session.pidfd.as_raw_fd());
+                        self.sessions.end(&session);
+                    }
+                }
+            }
+            if last_sweep.elapsed() > Duration::from_millis(100) {
+                self.sessions.sweep();
+                last_sweep = Instant::now();
+            }
+            if self.config.stats.is_some() && last_stats.elapsed() > Duration::from_secs(1) {
+                self.write_stats();
+                last_stats = Instant::now();
+            }
+        }
+    }
+
+    fn wait_for(&mut self, source: Source) {
+        let fd = match &source {
+            Source::Listener => self.listener.as_raw_fd(),
+            Source::Finish => self.bell.finish().as_raw_fd(),
+            Source::Front => self.front.as_raw_fd(),
+            Source::Caller(caller) => caller.as_raw_fd(),
+            Source::Program(session) => session.pidfd.as_raw_fd(),
+        };
+        let number = self.next_source;
+        self.next_source += 1;
+        // Fails only for want of kernel memory; then this source is lost, which the sweep makes good for programs.
+        if self.epoll.add(fd, number).is_ok() {
+            self.waiting_for.insert(number, source);
+        }
+    }
+
+    fn accept(&mut self, number: u64) {
+        while let Ok(Some(link)) = self.listener.accept() {
+            if let Some(caller) = self.sessions.greet(link) {
+                self.wait_for(Source::Caller(caller));
+            }
+        }
+        self.waiting_for.insert(number, Source::Listener);
+    }
+
+    fn hear(&mut self, caller: Caller) {
+        match self.sessions.hear(caller) {
+            Call::Later(caller) => self.wait_for(Source::Caller(caller)),
+            Call::Joined(session) => self.wait_for(Source::Program(session)),
+            Call::Asked(link, session, advise) => {
+                self.advice.send((link, session, advise)).expect("the advice thread runs as long as the manager");
+            }
+            Call::Unmanaged(pid, why) => self.unmanaged(pid, &why),
+            Call::Over => {}
+        }
+    }
+
+    /// A process cannot be managed: one warning for the job, or the end of it.
+    fn unmanaged(&mut self, pid: i32, why: &str) {
+        if self.config.require {
+            eprintln!("uzswap: error: process {pid} cannot be managed ({why}), which --require forbids");
+            executioner::kill_job(self.job, None, &[pid], &[std::process::id() as i32, self.front_pid()]);
+        } else if !std::mem::replace(&mut self.warned, true) {
+            eprintln!("uzswap: warning: process {pid} runs unmanaged: {why}; `uzswap doctor` may tell how to mend it");
+        }
+    }
+
+    fn front_pid(&self) -> i32 {
+        self.config.front_pid
+    }
+
+    /// The front is dead, and with it whoever would guard the job: it ends here.
+    fn avenge_front(&self) -> i32 {
+        let known: Vec<i32> = self.sessions.all().iter().map(|session| session.pid).collect();
+        executioner::kill_job(self.job, None, &known, &[std::process::id() as i32]);
+        front::remove_agent(&self.agent);
+        eprintln!("uzswap: error: `uzswap run` was killed; killed its job");
+        1
+    }
+
+    fn finish(&self) -> i32 {
+        self.stop.store(true, Relaxed);
+        front::remove_agent(&self.agent);
+        if self.config.stats.is_some() {
+            self.write_stats();
+        }
+        if !self.config.quiet {
+            eprintln!("{}", self.stats().summary(self.pool_peak.load(Relaxed), None));
+        }
+        0
+    }
+
+    fn stats(&self) -> Stats {
+        Stats::now(&self.charge, &self.oom_kills, &self.pager.counters, self.engine.counters())
+    }
+
+    /// Writes the statistics file anew, so that a reader finds the old or the new one whole.
+    fn write_stats(&self) {
+        let Some(path) = &self.config.stats else { return };
+        let mut temporary = path.clone().into_os_string();
+        temporary.push(".new");
+        let written = std::fs::write(&temporary, self.stats().to_json()).and_then(|()| std::fs::rename(&temporary, path));
+        if let Err(error) = written {
+            eprintln!("uzswap: warning: statistics file {}: {error}", path.display());
+        }
+    }
+}
+
+/// How much of a job's memory the pool may take: what was asked for, but never so much that nothing is left to work in.
+fn pool_cap(config: &JobConfig, with_swap: bool) -> u64 {
+    let max = config.memory_max.unwrap_or(u64::MAX);
+    // With a swap file to go to, half; without, all but a working minimum.
+    let share = if with_swap { max / 2 } else { max - max / 8 - margin(max) };
+    config.max_pool.min(share)
+}
+
+/// Writes back the coldest entries when the pool comes near its cap, so that stores need not be refused.
+fn keep_pool_small(engine: &Zswap, cap: u64, peak: &AtomicU64, stop: &AtomicBool) {
+    while !stop.load(Relaxed) {
+        let size = engine.pool_bytes();
+        peak.fetch_max(size, Relaxed);
+        let surplus = engine.shrink_needed().unwrap_or(0).max(size.saturating_sub(cap / 100 * 95));
+        if surplus == 0 || engine.shrink(surplus) == 0 {
+            std::thread::sleep(Duration::from_millis(2));
+        }
+    }
+}
+
+/// Follows a program's hint.
+fn follow(pager: &Pager, session: &Session, advise: &Advise) {
+    let range = range_of(advise);
+    match advise.advice {
+        Advice::PageOut => {
+            // An error is that of a program that is going away.
+            let _ = pager.refresh(&session.space).and_then(|_| pager.page_out(&session.space, range));
+        }
+        Advice::Cold => pager.make_cold(&session.space, range),
+        Advice::Exclude => pager.exclude(&session.space, range),
+    }
+}
+
+/// Replaces this process by the manager; never returns.
+pub fn become_manager(setup: Setup) -> ! {
+    job::become_background("uzswap-manager");
+    let status = run(setup);
+    job::exit_now(status)
+}
+
+/// Detaches from the terminal's input and output, which belong to the program; messages go to the error output.
+pub fn release_standard_streams() -> std::io::Result<File> {
+    File::options().read(true).write(true).open("/dev/null")
+}

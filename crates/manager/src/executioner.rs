@@ -1,0 +1,99 @@
+//! Killing a whole job: when its evicted pages are lost, nothing of it may run on.
+//!
+//! A process belongs to the job if it descends from the job's front, or carries the job's secret in the environment it
+//! was started with. Neither alone finds all: an orphan is adopted elsewhere once the front is dead, and a program can
+//! overwrite its environment.
+
+use std::collections::{HashMap, HashSet};
+use std::fs;
+use std::time::{Duration, Instant};
+
+use uzswap_proto::{ENV_JOB, Job};
+use uzswap_vm::sys::job;
+
+/// How long the dead may take to go.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// Kills every process of the job but those in `spared`, and waits until they are gone. Gives how many there were.
+///
+/// `front`, if it still lives, is the ancestor of all of them; `known` are processes known to belong.
+pub fn kill_job(job: Job, front: Option<i32>, known: &[i32], spared: &[i32]) -> usize {
+    let mut killed = HashSet::new();
+    let started = Instant::now();
+    loop {
+        let alive: Vec<i32> = members(job, front, known).into_iter().filter(|pid| !spared.contains(pid)).collect();
+        for &pid in &alive {
+            if job::kill(pid, libc::SIGKILL).is_ok() {
+                killed.insert(pid);
+            }
+        }
+        while front.is_some() && job::collect_child().is_some() {}
+        if alive.is_empty() || started.elapsed() > PATIENCE {
+            return killed.len();
+        }
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}
+
+/// The processes that descend from `front`, itself not included.
+pub fn descendants(front: i32) -> Vec<i32> {
+    let processes = processes();
+    descendants_in(&processes, front)
+}
+
+fn descendants_in(processes: &HashMap<i32, Process>, front: i32) -> Vec<i32> {
+    let mut found = vec![front];
+    let mut next = 0;
+    while next < found.len() {
+        let parent = found[next];
+        found.extend(processes.iter().filter(|(_, process)| process.parent == parent).map(|(&pid, _)| pid));
+        next += 1;
+    }
+    found.split_off(1)
+}
+
+fn members(job: Job, front: Option<i32>, known: &[i32]) -> HashSet<i32> {
+    let processes = processes();
+    let mut members: HashSet<i32> = known.iter().copied().filter(|pid| processes.contains_key(pid)).collect();
+    members.extend(front.into_iter().flat_map(|front| descendants_in(&processes, front)));
+    let mut secret = format!("{ENV_JOB}=").into_bytes();
+    secret.extend(job.to_text());
+    members.extend(processes.keys().filter(|pid| {
+        let environment = fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
+        environment.split(|&byte| byte == 0).any(|entry| entry == secret)
+    }));
+    members
+}
+
+struct Process {
+    parent: i32,
+}
+
+/// All processes that are not dead.
+fn processes() -> HashMap<i32, Process> {
+    let Ok(entries) = fs::read_dir("/proc") else { return HashMap::new() };
+    (entries.flatten())
+        .filter_map(|entry| {
+            let pid: i32 = entry.file_name().to_str()?.parse().ok()?;
+            let stat = fs::read_to_string(entry.path().join("stat")).ok()?;
+            // The name, in parentheses, may hold anything.
+            let mut fields = stat.rsplit_once(')')?.1.split_ascii_whitespace();
+            let (state, parent) = (fields.next()?, fields.next()?.parse().ok()?);
+            (!["Z", "X"].contains(&state)).then_some((pid, Process { parent }))
+        })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn descendants_are_found_through_generations() {
+        let processes: HashMap<i32, Process> =
+            [(2, 1), (3, 2), (4, 3), (5, 1)].map(|(pid, parent)| (pid, Process { parent })).into();
+        let mut found = descendants_in(&processes, 2);
+        found.sort_unstable();
+        assert_eq!(found, [3, 4]);
+    }
+}

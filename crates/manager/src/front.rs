@@ -1,0 +1,207 @@
+//! The process that the user started: it stands for the program towards the shell, and guards the job.
+//!
+//! 1. It clones the manager into a process that shares its descriptor table. So it holds every userfaultfd that the
+//!    manager holds, from the moment the manager does.
+//! 2. It starts the program and waits; signals sent to it go on to the program, stops are mirrored.
+//! 3. If the manager dies, faults wait (the userfaultfds are still open here), and it kills the whole job.
+//! 4. If it dies itself, the manager does the same. If both die at once, each worker kills its own program, whose faults
+//!    wait because the worker holds a copy of the userfaultfd.
+//!
+//! It has one thread and opens nothing while the job runs.
+
+use std::ffi::OsString;
+use std::fs::File;
+use std::io::{Read, Write};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use uzswap_proto::{ENV_JOB, Job};
+use uzswap_vm::sys::file::event;
+use uzswap_vm::sys::job::{self, Child, Signal, Signals};
+
+use crate::{RunError, executioner};
+
+/// The exit status when uzswap itself failed and took the job with it.
+pub const STATUS_LOST: i32 = 125;
+
+/// What front and manager tell each other.
+pub struct Bell {
+    ready: File,
+    finish: File,
+}
+
+impl Bell {
+    /// A pair of counters, both at 0.
+    pub fn new() -> std::io::Result<Bell> {
+        Ok(Bell { ready: event()?, finish: event()? })
+    }
+
+    /// The manager: programs may come.
+    pub fn ring_ready(&self) {
+        (&self.ready).write_all(&1u64.to_ne_bytes()).expect("an event counter takes a 1");
+    }
+
+    fn is_ready(&self) -> bool {
+        (&self.ready).read_exact(&mut [0; 8]).is_ok()
+    }
+
+    /// The front: nothing of the job is left.
+    fn ring_finish(&self) {
+        (&self.finish).write_all(&1u64.to_ne_bytes()).expect("an event counter takes a 1");
+    }
+
+    /// What the manager waits on.
+    pub fn finish(&self) -> &File {
+        &self.finish
+    }
+}
+
+/// The program to start.
+pub struct Program {
+    pub path: PathBuf,
+    pub command: Vec<OsString>,
+    pub agent: PathBuf,
+    pub job: Job,
+}
+
+/// Signals that a user sends to a job.
+const FORWARDED: &[i32] = &[
+    libc::SIGINT,
+    libc::SIGQUIT,
+    libc::SIGTERM,
+    libc::SIGHUP,
+    libc::SIGUSR1,
+    libc::SIGUSR2,
+    libc::SIGALRM,
+    libc::SIGWINCH,
+    libc::SIGCONT,
+    libc::SIGTSTP,
+];
+
+/// Blocks the signals that the front waits for. To be called before the manager is cloned, which wants none of them.
+pub fn block_signals() -> Signals {
+    Signals::block(&[FORWARDED, &[libc::SIGCHLD, libc::SIGTTIN, libc::SIGTTOU]].concat())
+}
+
+/// Runs the program beside the manager `manager`; gives the exit status for `uzswap run`.
+pub fn run(program: &Program, manager: i32, bell: &Bell, signals: &Signals) -> Result<i32, RunError> {
+    let mut front = Front { manager, manager_status: None, program: None, program_status: None };
+    while !bell.is_ready() {
+        signals.wait(Duration::from_millis(10));
+        front.collect();
+        if front.manager_status.is_some() {
+            return Err(RunError::setup("the manager could not start".into()));
+        }
+    }
+    front.program = Some(start(program, || front_stop(bell, manager))?);
+    loop {
+        if let Some(signal) = signals.wait(Duration::from_millis(100)) {
+            front.pass_on(signal);
+        }
+        front.collect();
+        if let Some(status) = front.manager_status {
+            let killed = executioner::kill_job(program.job, Some(std::process::id() as i32), &[], &[]);
+            remove_agent(&program.agent);
+            eprintln!(
+                "uzswap: error: the manager died (status {status}); killed the job ({killed} processes), whose \
+                 evicted pages died with it"
+            );
+            return Ok(STATUS_LOST);
+        }
+        let Some(status) = front.program_status else { continue };
+        if front.is_alone() {
+            front_stop(bell, manager);
+            return Ok(status);
+        }
+    }
+}
+
+/// Lets the manager finish, and sees it off.
+fn front_stop(bell: &Bell, manager: i32) {
+    const PATIENCE: Duration = Duration::from_secs(10);
+    bell.ring_finish();
+    let started = Instant::now();
+    loop {
+        match job::collect_child() {
+            Some((pid, Child::Ended(_))) if pid == manager => return,
+            Some(_) => {}
+            None if started.elapsed() > PATIENCE => {
+                let _ = job::kill(manager, libc::SIGKILL);
+            }
+            None => std::thread::sleep(Duration::from_micros(200)),
+        }
+    }
+}
+
+/// Removes the agent's file; a second removal is no error.
+pub fn remove_agent(path: &Path) {
+    let _ = std::fs::remove_file(path);
+}
+
+fn start(program: &Program, on_failure: impl FnOnce()) -> Result<i32, RunError> {
+    let mut preload = program.agent.clone().into_os_string();
+    if let Some(others) = std::env::var_os("LD_PRELOAD").filter(|others| !others.is_empty()) {
+        preload.push(":");
+        preload.push(others);
+    }
+    let text = program.job.to_text();
+    let started = Command::new(&program.path)
+        .arg0(&program.command[0])
+        .args(&program.command[1..])
+        .env("LD_PRELOAD", preload)
+        .env(ENV_JOB, str::from_utf8(&text).expect("hexadecimal digits"))
+        .spawn();
+    match started {
+        Ok(child) => Ok(child.id() as i32),
+        Err(error) => {
+            on_failure();
+            let shown = program.path.display();
+            Err(RunError { message: format!("{shown}: cannot be executed: {error}"), exit_status: 126 })
+        }
+    }
+}
+
+struct Front {
+    manager: i32,
+    manager_status: Option<i32>,
+    program: Option<i32>,
+    program_status: Option<i32>,
+}
+
+impl Front {
+    /// Takes note of children that ended or stopped.
+    fn collect(&mut self) {
+        while let Some((pid, news)) = job::collect_child() {
+            match news {
+                Child::Ended(status) if pid == self.manager => self.manager_status = Some(status),
+                Child::Ended(status) if Some(pid) == self.program => self.program_status = Some(status),
+                // Stop as the program did, so that the shell sees it.
+                Child::Stopped if Some(pid) == self.program => {
+                    let _ = job::kill(std::process::id() as i32, libc::SIGSTOP);
+                }
+                Child::Ended(_) | Child::Stopped => {}
+            }
+        }
+    }
+
+    /// Passes a signal on to the program, unless it came from the terminal, which tells the program by itself.
+    fn pass_on(&self, signal: Signal) {
+        let Some(program) = self.program else { return };
+        if self.program_status.is_none() && FORWARDED.contains(&signal.number) && signal.from_process {
+            // It may have ended a moment ago.
+            let _ = job::kill(program, signal.number);
+        }
+    }
+
+    /// Whether nothing of the job is left but the manager.
+    fn is_alone(&self) -> bool {
+        let own = std::process::id();
+        let children = std::fs::read_to_string(format!("/proc/{own}/task/{own}/children"));
+        match children {
+            Ok(children) => children.split_ascii_whitespace().all(|pid| pid == self.manager.to_string()),
+            Err(_) => executioner::descendants(own as i32).iter().all(|&pid| pid == self.manager),
+        }
+    }
+}

@@ -1,0 +1,241 @@
+//! The processes of a job: how they come under management, what they ask for, how they leave.
+//!
+//! One process has one session at a time. A program that executes another one begins a new session; the old memory goes
+//! when its worker has been dismissed and nobody else uses it.
+
+use std::collections::HashMap;
+use std::fs::File;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::fs::FileExt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use uzswap_proto::{Advise, Hello, Job, kind, step};
+use uzswap_vm::pager::Pager;
+use uzswap_vm::range::Range;
+use uzswap_vm::space::{Space, Worker};
+use uzswap_vm::sys::link::{Link, Received};
+use uzswap_vm::sys::process::{Pagemap, PidFd, share_memory};
+use uzswap_vm::sys::uffd::Uffd;
+
+/// A process under management.
+#[derive(Debug)]
+pub struct Session {
+    /// Its number, never used again.
+    pub id: u64,
+    /// The process.
+    pub pid: i32,
+    /// A handle on it.
+    pub pidfd: PidFd,
+    /// Its memory.
+    pub space: Arc<Space>,
+    /// Whether it came from a fork and has not executed another program since.
+    pub forked: bool,
+    worker_pid: i32,
+    statm: File,
+}
+
+impl Session {
+    /// Resident anonymous pages; 0 once the process is gone.
+    pub fn anon_pages(&self) -> u64 {
+        let mut text = [0; 128];
+        let len = self.statm.read_at(&mut text, 0).unwrap_or(0);
+        let text = String::from_utf8_lossy(&text[..len]);
+        let mut fields = text.split_ascii_whitespace().skip(1).map(|field| field.parse::<u64>().unwrap_or(0));
+        let (resident, shared) = (fields.next().unwrap_or(0), fields.next().unwrap_or(0));
+        resident.saturating_sub(shared)
+    }
+
+    /// Anonymous pages with those shared with other processes counted in part. Costs a walk over the whole memory.
+    pub fn proportional_pages(&self) -> Option<u64> {
+        let text = std::fs::read_to_string(format!("/proc/{}/smaps_rollup", self.worker_pid)).ok()?;
+        let line = text.lines().find_map(|line| line.strip_prefix("Pss_Anon:"))?;
+        Some(line.split_ascii_whitespace().next()?.parse::<u64>().ok()? / 4)
+    }
+
+    /// Whether the process still runs in this memory.
+    pub fn is_current(&self) -> bool {
+        !self.pidfd.has_ended() && share_memory(self.pid, self.worker_pid).unwrap_or(true)
+    }
+}
+
+/// A connection that has not become a session yet.
+#[derive(Debug)]
+pub enum Caller {
+    /// Has been greeted.
+    Greeted(Link),
+    /// A forked process that is about to show its inherited memory by the beacon.
+    Signalling(Box<Worker>, Uffd),
+}
+
+impl AsRawFd for Caller {
+    fn as_raw_fd(&self) -> i32 {
+        match self {
+            Caller::Greeted(link) => link.as_raw_fd(),
+            Caller::Signalling(worker, _) => worker.link.as_raw_fd(),
+        }
+    }
+}
+
+/// What a caller's message came to.
+#[derive(Debug)]
+pub enum Call {
+    /// More is to come.
+    Later(Caller),
+    /// A process has come under management.
+    Joined(Arc<Session>),
+    /// A process asks something of its memory and waits for the answer.
+    Asked(Link, Arc<Session>, Advise),
+    /// A process cannot be managed, for this reason.
+    Unmanaged(i32, String),
+    /// Nothing more to do.
+    Over,
+}
+
+/// All sessions of a job.
+#[derive(Debug)]
+pub struct Sessions {
+    job: Job,
+    device: Option<File>,
+    pager: Arc<Pager>,
+    list: Mutex<List>,
+}
+
+#[derive(Debug, Default)]
+struct List {
+    next: u64,
+    by_pid: HashMap<i32, Arc<Session>>,
+}
+
+impl Sessions {
+    /// No sessions yet.
+    pub fn new(job: Job, pager: Arc<Pager>) -> Sessions {
+        // Handed to workers, so that a process that changed user can still open a userfaultfd.
+        let device = File::options().read(true).write(true).open("/dev/userfaultfd").ok();
+        Sessions { job, device, pager, list: Mutex::default() }
+    }
+
+    /// Every session.
+    pub fn all(&self) -> Vec<Arc<Session>> {
+        self.list.lock().by_pid.values().cloned().collect()
+    }
+
+    /// The session whose memory is `space`.
+    pub fn of_space(&self, space: u64) -> Option<Arc<Session>> {
+        self.list.lock().by_pid.values().find(|session| session.space.id == space).cloned()
+    }
+
+    /// Greets a new connection.
+    pub fn greet(&self, link: Link) -> Option<Caller> {
+        link.send(&[kind::GREETING], self.device.as_ref().map(AsRawFd::as_raw_fd)).ok()?;
+        Some(Caller::Greeted(link))
+    }
+
+    /// Hears what a caller has to say.
+    pub fn hear(&self, caller: Caller) -> Call {
+        match caller {
+            Caller::Greeted(link) => match link.receive(Duration::ZERO) {
+                Ok(Some(received)) => self.first_message(link, received),
+                Ok(None) => Call::Later(Caller::Greeted(link)),
+                Err(_) => Call::Over,
+            },
+            Caller::Signalling(worker, uffd) => match worker.link.receive(Duration::ZERO) {
+                Ok(Some(received)) if received.words == [kind::BEACON_DONE] => self.join(*worker, uffd),
+                Ok(None) => Call::Later(Caller::Signalling(worker, uffd)),
+                _ => Call::Over,
+            },
+        }
+    }
+
+    fn first_message(&self, link: Link, received: Received) -> Call {
+        let Ok(peer) = link.peer() else { return Call::Over };
+        if let Some(hello) = Hello::decode(&received.words).filter(|hello| hello.token == self.job.token) {
+            return self.hello(link, peer, hello, received.descriptors);
+        }
+        if let Some(advise) = Advise::decode(&received.words).filter(|advise| advise.token == self.job.token) {
+            let session = self.list.lock().by_pid.get(&peer).cloned();
+            return session.map_or(Call::Over, |session| Call::Asked(link, session, advise));
+        }
+        match received.words[..] {
+            [kind::FAILED, token, step, errno] if token == self.job.token => {
+                let what = match step {
+                    step::USERFAULTFD => "userfaultfd",
+                    _ => "pidfd_open",
+                };
+                let error = std::io::Error::from_raw_os_error(errno as i32);
+                Call::Unmanaged(parent_of(peer).unwrap_or(peer), format!("{what}: {error}"))
+            }
+            _ => Call::Over,
+        }
+    }
+
+    fn hello(&self, link: Link, worker_pid: i32, hello: Hello, descriptors: Vec<OwnedFd>) -> Call {
+        let Ok([uffd, trash]) = <[OwnedFd; 2]>::try_from(descriptors) else { return Call::Over };
+        let pagemap = match Pagemap::open(worker_pid) {
+            Ok(pagemap) => pagemap,
+            Err(error) => return Call::Unmanaged(worker_pid, format!("/proc/PID/pagemap: {error}")),
+        };
+        let worker = Worker { link, pid: worker_pid, pagemap, hello, trash: trash.into() };
+        if hello.forked {
+            return Call::Later(Caller::Signalling(Box::new(worker), uffd.into()));
+        }
+        self.join(worker, uffd.into())
+    }
+
+    fn join(&self, worker: Worker, uffd: Uffd) -> Call {
+        let (worker_pid, forked) = (worker.pid, worker.hello.forked);
+        // The worker's parent is its program, unless that has ended already.
+        let Some(pid) = parent_of(worker_pid) else { return Call::Over };
+        let (Ok(pidfd), Ok(statm)) = (PidFd::open(pid), File::open(format!("/proc/{worker_pid}/statm"))) else {
+            return Call::Over;
+        };
+        if !share_memory(pid, worker_pid).unwrap_or(true) {
+            return Call::Over;
+        }
+        let claimed = if forked { self.pager.claim(worker) } else { Err(worker) };
+        let space = match claimed.unwrap_or_else(|worker| self.pager.adopt(worker, uffd)) {
+            Ok(space) => space,
+            Err(error) => return Call::Unmanaged(pid, error.to_string()),
+        };
+        let mut list = self.list.lock();
+        list.next += 1;
+        let session = Arc::new(Session { id: list.next, pid, pidfd, space, forked, worker_pid, statm });
+        let old = list.by_pid.insert(pid, session.clone());
+        drop(list);
+        if let Some(old) = old {
+            self.pager.dismiss(&old.space);
+        }
+        Call::Joined(session)
+    }
+
+    /// Ends the sessions whose processes have ended, or execute another program that has not joined.
+    pub fn sweep(&self) {
+        let ended: Vec<Arc<Session>> = self.all().into_iter().filter(|session| !session.is_current()).collect();
+        for session in ended {
+            self.end(&session);
+        }
+    }
+
+    /// Ends a session.
+    pub fn end(&self, session: &Session) {
+        let mut list = self.list.lock();
+        if list.by_pid.get(&session.pid).is_some_and(|current| current.id == session.id) {
+            list.by_pid.remove(&session.pid);
+        }
+        drop(list);
+        self.pager.dismiss(&session.space);
+    }
+}
+
+/// The range that a program named, made of whole pages.
+pub fn range_of(advise: &Advise) -> Range {
+    const PAGE: u64 = uzswap_proto::PAGE_SIZE as u64;
+    let start = advise.address & !(PAGE - 1);
+    Range::new(start, advise.address.saturating_add(advise.len).checked_next_multiple_of(PAGE).unwrap_or(u64::MAX & !(PAGE - 1)))
+}
+
+fn parent_of(pid: i32) -> Option<i32> {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    stat.rsplit_once(')')?.1.split_ascii_whitespace().nth(1)?.parse().ok().filter(|&parent| parent > 1)
+}

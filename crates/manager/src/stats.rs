@@ -1,0 +1,80 @@
+//! The figures of a job: as JSON for programs, as one line for people.
+
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+use serde::Serialize;
+use uzswap_engine::Counters;
+use uzswap_vm::pager;
+
+use crate::charge::Charge;
+
+/// Everything that is counted. Kernel names; plain names are in pages or events, `memory.*`, `anon*`, `zswap*` and
+/// `pool_total_size` in bytes.
+#[derive(Debug, Serialize)]
+pub struct Stats {
+    #[serde(rename = "memory.current")]
+    memory_current: u64,
+    #[serde(rename = "memory.peak")]
+    memory_peak: u64,
+    #[serde(rename = "memory.max")]
+    memory_max: u64,
+    anon: u64,
+    anon_peak: u64,
+    oom_kill: u64,
+    pgmajfault: u64,
+    readahead: u64,
+    rescued: u64,
+    zero_filled: u64,
+    pgscan: u64,
+    pgsteal: u64,
+    busy: u64,
+    stall_usec: u64,
+    #[serde(flatten)]
+    engine: Counters,
+}
+
+impl Stats {
+    /// The figures now.
+    pub fn now(charge: &Charge, oom_kills: &AtomicU64, pager: &pager::Counters, engine: Counters) -> Stats {
+        let read = |counter: &AtomicU64| counter.load(Relaxed);
+        Stats {
+            memory_current: read(&charge.current),
+            memory_peak: read(&charge.peak),
+            memory_max: charge.max,
+            anon: read(&charge.anon),
+            anon_peak: read(&charge.anon_peak),
+            oom_kill: read(oom_kills),
+            pgmajfault: read(&pager.pgmajfault),
+            readahead: read(&pager.readahead),
+            rescued: read(&pager.rescued),
+            zero_filled: read(&pager.zero_filled),
+            pgscan: read(&pager.pgscan),
+            pgsteal: read(&pager.pgsteal),
+            busy: read(&pager.busy),
+            stall_usec: read(&pager.stall_usec),
+            engine,
+        }
+    }
+
+    /// The JSON text.
+    pub fn to_json(&self) -> String {
+        let mut text = serde_json::to_string_pretty(self).expect("plain numbers become JSON");
+        text.push('\n');
+        text
+    }
+
+    /// One line for the terminal. `ratio` is of what was stored in the pool over time, since the pool may be empty at
+    /// the end.
+    pub fn summary(&self, pool_peak: u64, ratio: Option<f64>) -> String {
+        let mib = |bytes: u64| format!("{:.1} MiB", bytes as f64 / f64::from(1 << 20));
+        let ratio = ratio.map_or_else(String::new, |ratio| format!(" (ratio {ratio:.1})"));
+        format!(
+            "uzswap: peak resident {}, pool {}{ratio}, written back {}, {} faults, stalled {:.1} s",
+            mib(self.anon_peak),
+            mib(pool_peak),
+            mib((self.engine.zswpwb + self.engine.pswpout) * 4096),
+            self.pgmajfault,
+            self.stall_usec as f64 / 1e6,
+        )
+    }
+}

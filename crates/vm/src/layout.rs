@@ -1,0 +1,56 @@
+//! Which mappings of a process are managed.
+//!
+//! Managed is private anonymous memory that can be read and written but not executed (a move wants both ends to have the
+//! same rights, and the staging area is read-write). Left alone: files, shared memory, the stack that grows by itself,
+//! reserves without rights, guard pages, code from a compiler at run time, and what is too small to matter.
+
+use std::io;
+
+use crate::range::Range;
+
+/// Mappings smaller than this are left alone, unless they continue a managed one.
+pub const SMALLEST: u64 = 64 << 10;
+
+/// The mappings of process `pid` that can be managed, in order.
+pub fn manageable(pid: i32) -> io::Result<Vec<Range>> {
+    Ok(parse(&std::fs::read_to_string(format!("/proc/{pid}/maps"))?))
+}
+
+/// The manageable mappings in the text of `/proc/PID/maps`.
+pub fn parse(maps: &str) -> Vec<Range> {
+    maps.lines().filter_map(parse_line).collect()
+}
+
+fn parse_line(line: &str) -> Option<Range> {
+    let mut fields = line.split_ascii_whitespace();
+    let (start, end) = fields.next()?.split_once('-')?;
+    let (rights, _offset, _device, inode) = (fields.next()?, fields.next()?, fields.next()?, fields.next()?);
+    let name = fields.next().unwrap_or("");
+    let anonymous = inode == "0" && (name.is_empty() || name == "[heap]" || name.starts_with("[anon:"));
+    if !anonymous || rights != "rw-p" {
+        return None;
+    }
+    Some(Range::new(u64::from_str_radix(start, 16).ok()?, u64::from_str_radix(end, 16).ok()?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_private_anonymous_writable_memory_is_managed() {
+        let maps = "\
+55d0c0000000-55d0c0021000 rw-p 00000000 00:00 0                          [heap]
+55d0c1000000-55d0c1021000 rw-p 00021000 fe:00 1234                       /usr/bin/prog
+7f0000000000-7f0000021000 rw-p 00000000 00:00 0
+7f0000021000-7f0004000000 ---p 00000000 00:00 0
+7f0010000000-7f0010021000 rw-s 00000000 00:01 77                         /dev/zero (deleted)
+7f0020000000-7f0020021000 rwxp 00000000 00:00 0
+7f0030000000-7f0030021000 rw-p 00000000 00:00 0                          [anon:arena]
+7ffd00000000-7ffd00021000 rw-p 00000000 00:00 0                          [stack]
+7ffd00031000-7ffd00032000 r--p 00000000 00:00 0                          [vvar]
+";
+        let starts: Vec<u64> = parse(maps).into_iter().map(|range| range.start).collect();
+        assert_eq!(starts, [0x55d0_c000_0000, 0x7f00_0000_0000, 0x7f00_3000_0000]);
+    }
+}

@@ -1,0 +1,412 @@
+//! One address space under management: what the manager knows about it.
+//!
+//! # Invariants
+//! - A page is evicted only from a range that is in `registered`, and `registered` is exact whenever no event is
+//!   unread: every change of a registered mapping is an event.
+//! - While an EVICT is pending nothing is read from the userfaultfd. A change of the layout that begins meanwhile stays
+//!   unread, so the kernel refuses the rest of the moves; a page whose state is [`PageState::Resident`] is therefore
+//!   never asked for while it is on its way.
+//! - A page is `Staged(n)` if and only if entry `n` of the staging ring names it.
+//! - A page that is `Stored` or `Loading` holds one reference on its slot.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::os::fd::{AsRawFd, RawFd};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use parking_lot::{Mutex, MutexGuard};
+use uzswap_engine::Zswap;
+use uzswap_proto::{Hello, STAGING_PAGES};
+
+use crate::epoch::Change;
+use crate::range::{Range, RangeSet};
+use crate::sys::link::Link;
+use crate::sys::process::Pagemap;
+use crate::sys::uffd::{FillError, Uffd};
+use crate::table::{PageState, PageTable, STATE_BITS};
+use crate::{PAGE, readahead::Readahead};
+
+/// An address space.
+pub struct Space {
+    /// Its number, never used again.
+    pub id: u64,
+    pub(crate) uffd: Uffd,
+    state: Mutex<State>,
+    /// Held by whoever talks to the worker; before `state` in the lock order.
+    pub(crate) conversation: Mutex<()>,
+}
+
+impl std::fmt::Debug for Space {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Space").field("id", &self.id).finish_non_exhaustive()
+    }
+}
+
+impl AsRawFd for Space {
+    fn as_raw_fd(&self) -> RawFd {
+        self.uffd.as_raw_fd()
+    }
+}
+
+/// The worker of an address space.
+#[derive(Debug)]
+pub struct Worker {
+    /// The connection to it.
+    pub link: Link,
+    /// Its process id; its memory is the program's.
+    pub pid: i32,
+    /// Which of the program's pages are present.
+    pub pagemap: Pagemap,
+    /// Where its areas are.
+    pub hello: Hello,
+    /// Held so that the trash area stays watched.
+    pub trash: Uffd,
+}
+
+impl Worker {
+    /// The address of the page of the staging area that `sequence` stands for.
+    pub(crate) fn staging_page(&self, sequence: u32) -> u64 {
+        self.hello.staging + u64::from(sequence) % STAGING_PAGES as u64 * PAGE
+    }
+
+    /// The agent's region: nothing of the program's.
+    pub(crate) fn region(&self) -> Range {
+        Range::sized(self.hello.region, self.hello.region_len)
+    }
+}
+
+/// A thread of the program that waits for a page.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Fault {
+    pub page: u64,
+    pub write: bool,
+    pub tid: u32,
+    pub since: Instant,
+}
+
+/// What a worker has been asked for and not yet answered.
+#[derive(Debug)]
+pub(crate) enum Request {
+    /// Move these pages into the staging area, from entry `first` on.
+    Evict { first: u32, pages: Vec<u64> },
+    /// Free this many pages at the head of the staging ring.
+    Discard { pages: usize },
+}
+
+/// A range whose contents a thread of the program is about to discard, or has.
+///
+/// The event comes before the deed. A page moved out in between would escape it and come back with its old contents, so
+/// nothing is evicted from the range until the deed is done. That is seen by the sentinel, the last page of the range
+/// that was present when the event was read: the kernel discards in ascending order, and once absent the page comes
+/// back only through us, who look first. (A page that was absent then, and is touched before the deed is done, was
+/// written while it was being discarded: either outcome is right.)
+#[derive(Debug)]
+pub(crate) struct Removal {
+    pub range: Range,
+    /// `None` if no page can tell: the range waits for time alone.
+    pub sentinel: Option<u64>,
+    pub since: Instant,
+}
+
+/// `MADV_FREE` announces itself like `MADV_DONTNEED` but takes no page away; its ranges are let go after this time, by
+/// which a thread that was let run has long finished.
+const REMOVAL_PATIENCE: Duration = Duration::from_secs(10);
+
+/// Everything that changes about an address space.
+#[derive(Default)]
+pub(crate) struct State {
+    pub table: PageTable,
+    /// What is registered with the userfaultfd and may be evicted.
+    pub registered: RangeSet,
+    /// What is never evicted because a forked child would not inherit it.
+    pub excluded: RangeSet,
+    /// Pages that were brought back by a fault since reclaim last came by.
+    pub young: PageSet,
+    pub worker: Option<Arc<Worker>>,
+    /// Where a child of this process reports itself by a fault.
+    pub beacon: Option<u64>,
+    pub staging: Staging,
+    pub request: Option<Request>,
+    pub removals: Vec<Removal>,
+    /// Faults read but not answered: they wait for memory, or for the layout to settle.
+    pub waiting: Vec<Fault>,
+    pub readahead: Readahead,
+    /// Where reclaim goes on.
+    pub hand: u64,
+    /// Pages whose move was refused as busy in the last round.
+    pub busy: Vec<u64>,
+    /// The address space is gone; nothing more is to be done.
+    pub gone: bool,
+}
+
+impl Space {
+    pub(crate) fn new(id: u64, uffd: Uffd, state: State) -> Space {
+        Space { id, uffd, state: Mutex::new(state), conversation: Mutex::new(()) }
+    }
+
+    pub(crate) fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock()
+    }
+
+    /// The worker, if the process has one.
+    pub fn worker(&self) -> Option<Arc<Worker>> {
+        self.lock().worker.clone()
+    }
+
+    /// Whether threads of the program wait for memory.
+    pub fn has_waiting(&self) -> bool {
+        !self.lock().waiting.is_empty()
+    }
+
+    /// Pages in the staging area.
+    pub fn staged(&self) -> usize {
+        self.lock().staging.live()
+    }
+}
+
+impl State {
+    /// Lets go of whatever held `page`'s contents.
+    pub fn drop_contents(&mut self, engine: &Zswap, state: PageState) {
+        match state {
+            PageState::Resident => {}
+            PageState::Staged(sequence) => self.staging.clear(sequence),
+            PageState::Stored(slot) | PageState::Loading(slot) => engine.invalidate(slot),
+        }
+    }
+
+    /// Whether a page may be evicted.
+    pub fn is_evictable(&self, page: u64) -> bool {
+        self.registered.contains(page)
+            && !self.excluded.contains(page)
+            && !self.removals.iter().any(|removal| removal.range.contains(page))
+    }
+
+    /// Applies a change of the layout.
+    pub fn apply(&mut self, engine: &Zswap, change: Change) {
+        match change {
+            Change::Unmap(range) => self.forget(engine, range),
+            Change::Remap { from, to, len } => self.remap(engine, from, to, len),
+            Change::Remove(range) => self.remove(engine, range),
+        }
+    }
+
+    /// Lets go of the contents of all pages of `range`.
+    pub fn empty(&mut self, engine: &Zswap, range: Range) {
+        for (_, state) in self.table.take(range) {
+            self.drop_contents(engine, state);
+        }
+    }
+
+    /// The range is no longer mapped, or not as it was.
+    pub fn forget(&mut self, engine: &Zswap, range: Range) {
+        self.empty(engine, range);
+        self.registered.remove(range);
+        self.excluded.remove(range);
+        self.removals.retain(|removal| removal.range.intersect(range) != removal.range);
+    }
+
+    fn remap(&mut self, engine: &Zswap, from: u64, to: u64, len: u64) {
+        let (old, new) = (Range::sized(from, len), Range::sized(to, len));
+        let taken = self.table.take(old);
+        let moved = |set: &RangeSet| -> Vec<Range> {
+            set.within(old).into_iter().map(|r| Range::sized(r.start - from + to, r.len())).collect()
+        };
+        let (registered, excluded) = (moved(&self.registered), moved(&self.excluded));
+        self.registered.remove(old);
+        self.excluded.remove(old);
+        // Whatever was at the new place has been unmapped by the remap itself.
+        self.forget(engine, new);
+        registered.into_iter().for_each(|range| self.registered.insert(range));
+        excluded.into_iter().for_each(|range| self.excluded.insert(range));
+        for (page, state) in taken {
+            let page = page - from + to;
+            match state {
+                PageState::Staged(sequence) => self.staging.rename(sequence, page),
+                // Whoever loads it for the old place will find it gone from there.
+                PageState::Loading(slot) => {
+                    self.table.set(page, PageState::Stored(slot));
+                    continue;
+                }
+                PageState::Resident | PageState::Stored(_) => {}
+            }
+            self.table.set(page, state);
+        }
+    }
+
+    fn remove(&mut self, engine: &Zswap, range: Range) {
+        self.empty(engine, range);
+        if !self.registered.within(range).is_empty() {
+            self.await_removal(range);
+        }
+    }
+
+    fn await_removal(&mut self, range: Range) {
+        self.settle_removals();
+        let shared = self.removals.iter().any(|removal| removal.range.overlaps(range));
+        let last_present = self.worker.as_ref().map(|worker| worker.pagemap.last_present(range));
+        let sentinel = match last_present {
+            // Nothing there that could escape.
+            Some(Ok(None)) => return,
+            // Were two removals to share a sentinel, one's deed would be taken for the other's.
+            Some(Ok(Some(page))) if !shared => Some(page),
+            _ => None,
+        };
+        self.removals.push(Removal { range, sentinel, since: Instant::now() });
+    }
+
+    /// Drops the removals that are done. To be called before anything absent is made present.
+    pub fn settle_removals(&mut self) {
+        let worker = &self.worker;
+        let is_absent = |page| worker.as_ref().is_some_and(|worker| worker.pagemap.is_absent(page).unwrap_or(false));
+        self.removals.retain(|removal| {
+            !removal.sentinel.is_some_and(is_absent) && removal.since.elapsed() < REMOVAL_PATIENCE
+        });
+    }
+
+    /// Drops everything: the address space is gone.
+    pub fn release(&mut self, engine: &Zswap) {
+        self.gone = true;
+        self.empty(engine, Range::new(0, u64::MAX));
+        self.waiting.clear();
+        self.worker = None;
+    }
+}
+
+/// What a failed fill means for a fault.
+pub(crate) enum Outcome {
+    /// Answered.
+    Done,
+    /// To be tried again when the layout has settled.
+    Retry,
+}
+
+impl Space {
+    /// Deals with an error of a fill at `page`.
+    pub(crate) fn after_failed_fill(&self, state: &mut State, page: u64, error: FillError) -> Outcome {
+        match error {
+            FillError::Changing | FillError::NoMemory => return Outcome::Retry,
+            FillError::Gone => state.gone = true,
+            // It is there, or nothing of ours is: whoever waits looks again.
+            FillError::Exists | FillError::NotMapped => self.uffd.wake(Range::page(page)),
+        }
+        Outcome::Done
+    }
+}
+
+/// The staging area as a ring: entry `head + i` names the page that waits there.
+#[derive(Default)]
+pub(crate) struct Staging {
+    head: u32,
+    entries: VecDeque<Option<u64>>,
+    /// Entries that name a page.
+    live: usize,
+}
+
+impl Staging {
+    /// The sequence number of the entry `index` places after the oldest.
+    pub fn sequence(&self, index: usize) -> u32 {
+        (self.head + index as u32) & ((1 << STATE_BITS) - 1)
+    }
+
+    fn index(&self, sequence: u32) -> usize {
+        (sequence.wrapping_sub(self.head) & ((1 << STATE_BITS) - 1)) as usize
+    }
+
+    /// Reserves room for up to `pages` pages in one run of the area; gives the first sequence number and how many.
+    pub fn reserve(&mut self, pages: usize) -> (u32, usize) {
+        let free = STAGING_PAGES - self.entries.len();
+        let first = self.sequence(self.entries.len());
+        let until_wrap = STAGING_PAGES - first as usize % STAGING_PAGES;
+        let count = pages.min(free).min(until_wrap);
+        self.entries.extend(std::iter::repeat_n(None, count));
+        (first, count)
+    }
+
+    /// Names the page of an entry.
+    pub fn fill(&mut self, sequence: u32, page: u64) {
+        let index = self.index(sequence);
+        assert!(self.entries[index].replace(page).is_none(), "staging entry filled twice");
+        self.live += 1;
+    }
+
+    /// The page left the staging area.
+    pub fn clear(&mut self, sequence: u32) {
+        let index = self.index(sequence);
+        assert!(self.entries[index].take().is_some(), "staging entry cleared twice");
+        self.live -= 1;
+    }
+
+    /// The page has another address now.
+    pub fn rename(&mut self, sequence: u32, page: u64) {
+        let index = self.index(sequence);
+        assert!(self.entries[index].replace(page).is_some(), "staging entry renamed while empty");
+    }
+
+    /// The page an entry names.
+    pub fn get(&self, sequence: u32) -> Option<u64> {
+        self.entries.get(self.index(sequence)).copied().flatten()
+    }
+
+    /// How many of the oldest entries, up to `pages`, lie in one run of the area.
+    pub fn oldest_run(&self, pages: usize) -> usize {
+        let until_wrap = STAGING_PAGES - self.head as usize % STAGING_PAGES;
+        pages.min(self.entries.len()).min(until_wrap)
+    }
+
+    /// The memory of the oldest entries is free.
+    pub fn discard(&mut self, pages: usize) {
+        assert!(self.entries.drain(..pages).all(|entry| entry.is_none()), "a staged page was discarded");
+        self.head = self.sequence(pages);
+    }
+
+    /// Every entry that names a page.
+    pub fn iter(&self) -> impl Iterator<Item = (u32, u64)> + '_ {
+        self.entries.iter().enumerate().filter_map(|(i, page)| page.map(|page| (self.sequence(i), page)))
+    }
+
+    /// Entries that name a page.
+    pub fn live(&self) -> usize {
+        self.live
+    }
+
+    /// Entries, those that name no page included.
+    pub fn len(&self) -> usize {
+        self.entries.len()
+    }
+}
+
+/// A set of pages, a bit each.
+#[derive(Default)]
+pub(crate) struct PageSet {
+    chunks: BTreeMap<u64, [u64; 8]>,
+}
+
+impl PageSet {
+    fn locate(page: u64) -> (u64, usize, u64) {
+        let number = page / PAGE;
+        (number / 512, (number % 512 / 64) as usize, 1 << (number % 64))
+    }
+
+    pub fn insert(&mut self, page: u64) {
+        let (chunk, word, bit) = PageSet::locate(page);
+        self.chunks.entry(chunk).or_default()[word] |= bit;
+    }
+
+    /// Takes all pages of `range` out, and perhaps some of the same 2 MiB around it.
+    pub fn remove_range(&mut self, range: Range) {
+        let (first, last) = (range.start / PAGE / 512, range.end.div_ceil(PAGE).div_ceil(512));
+        self.chunks.retain(|&chunk, _| chunk < first || chunk >= last);
+    }
+
+    /// Takes a page out; tells whether it was in.
+    pub fn remove(&mut self, page: u64) -> bool {
+        let (chunk, word, bit) = PageSet::locate(page);
+        let Some(words) = self.chunks.get_mut(&chunk) else { return false };
+        let was_in = words[word] & bit != 0;
+        words[word] &= !bit;
+        if words.iter().all(|&word| word == 0) {
+            self.chunks.remove(&chunk);
+        }
+        was_in
+    }
+}

@@ -1,0 +1,49 @@
+//! Waiting for many descriptors at once.
+//!
+//! # Safety
+//! The kernel writes as many events as the array has room for.
+
+#![allow(unsafe_code)]
+
+use std::io;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+
+/// An epoll instance. Each descriptor has a number that is given back when it becomes ready.
+#[derive(Debug)]
+pub struct Epoll(OwnedFd);
+
+impl Epoll {
+    /// A new instance.
+    pub fn new() -> io::Result<Epoll> {
+        // SAFETY: no pointers; the descriptor is fresh.
+        unsafe { Ok(Epoll(OwnedFd::from_raw_fd(super::check(libc::epoll_create1(libc::EPOLL_CLOEXEC))?))) }
+    }
+
+    /// Adds a descriptor. It is reported once each time something new comes, to one of those who wait.
+    pub fn add(&self, fd: RawFd, number: u64) -> io::Result<()> {
+        let mut event = libc::epoll_event { events: (libc::EPOLLIN | libc::EPOLLET) as u32, u64: number };
+        // SAFETY: one event.
+        super::check(unsafe { libc::epoll_ctl(self.0.as_raw_fd(), libc::EPOLL_CTL_ADD, fd, &raw mut event) }).map(drop)
+    }
+
+    /// Takes a descriptor out.
+    pub fn remove(&self, fd: RawFd) {
+        // SAFETY: no event is needed. It fails only if the descriptor is not in.
+        unsafe { libc::epoll_ctl(self.0.as_raw_fd(), libc::EPOLL_CTL_DEL, fd, std::ptr::null_mut()) };
+    }
+
+    /// Waits until something is ready, for `milliseconds` at most (-1: for ever); gives the numbers.
+    pub fn wait(&self, milliseconds: i32) -> io::Result<Vec<u64>> {
+        const AT_ONCE: usize = 4;
+        let mut events = [libc::epoll_event { events: 0, u64: 0 }; AT_ONCE];
+        // SAFETY: as many events as said.
+        let count = unsafe {
+            libc::epoll_wait(self.0.as_raw_fd(), events.as_mut_ptr(), AT_ONCE as libc::c_int, milliseconds)
+        };
+        match super::check(count) {
+            Ok(count) => Ok(events[..count as usize].iter().map(|event| event.u64).collect()),
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => Ok(Vec::new()),
+            Err(error) => Err(error),
+        }
+    }
+}

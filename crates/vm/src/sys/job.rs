@@ -1,0 +1,129 @@
+//! What the front process of a job needs: the manager's process, signals, children.
+//!
+//! # Safety
+//! Cloning happens in a process with one thread. Signal functions get structures of their own.
+
+#![allow(unsafe_code)]
+
+use std::ffi::CString;
+use std::io;
+use std::mem::zeroed;
+use std::time::Duration;
+
+/// Clones this process into one that has its own memory but the same descriptor table: what one opens the other has,
+/// and it stays open until both are gone. Gives the child's id, or 0 in the child.
+///
+/// To be called while the process has one thread.
+pub fn clone_sharing_descriptors() -> io::Result<i32> {
+    // SAFETY: without a new stack and without CLONE_VM this is fork, with a shared descriptor table. With one thread no
+    // lock can be left held in the child.
+    let pid = unsafe { libc::syscall(libc::SYS_clone, libc::CLONE_FILES | libc::SIGCHLD, 0, 0, 0, 0) };
+    super::check(pid as libc::c_int)
+}
+
+/// Ends this process at once; no destructor runs, so no descriptor that is shared gets closed.
+pub fn exit_now(status: i32) -> ! {
+    // SAFETY: no pointers.
+    unsafe { libc::_exit(status) }
+}
+
+/// Adopts orphaned descendants, so that none escapes.
+pub fn become_subreaper() -> io::Result<()> {
+    // SAFETY: no pointers.
+    super::check(unsafe { libc::prctl(libc::PR_SET_CHILD_SUBREAPER, 1) }).map(drop)
+}
+
+/// Names this process in `ps`; leaves the session and process group, so that signals of the terminal pass by.
+pub fn become_background(name: &str) {
+    let name = CString::new(name).expect("a name without zero bytes");
+    // SAFETY: the name is a C string. setsid fails only for a group leader, which a fresh child is not.
+    unsafe {
+        libc::prctl(libc::PR_SET_NAME, name.as_ptr());
+        libc::setsid();
+    }
+}
+
+/// Sends a signal to a process; an error if it is gone.
+pub fn kill(pid: i32, signal: i32) -> io::Result<()> {
+    // SAFETY: no pointers.
+    super::check(unsafe { libc::kill(pid, signal) }).map(drop)
+}
+
+/// Signals that are waited for instead of delivered.
+#[derive(Debug)]
+pub struct Signals(libc::sigset_t);
+
+/// A signal that came.
+#[derive(Debug, Clone, Copy)]
+pub struct Signal {
+    /// Its number.
+    pub number: i32,
+    /// Whether a process sent it, and not the kernel or the terminal.
+    pub from_process: bool,
+}
+
+impl Signals {
+    /// Blocks `numbers` in this thread (and those it starts), to be waited for.
+    pub fn block(numbers: &[i32]) -> Signals {
+        // SAFETY: the set is initialised by sigemptyset.
+        unsafe {
+            let mut set = zeroed();
+            libc::sigemptyset(&raw mut set);
+            for &number in numbers {
+                libc::sigaddset(&raw mut set, number);
+            }
+            libc::pthread_sigmask(libc::SIG_BLOCK, &raw const set, std::ptr::null_mut());
+            Signals(set)
+        }
+    }
+
+    /// Waits for one of them.
+    pub fn wait(&self, patience: Duration) -> Option<Signal> {
+        let timeout = libc::timespec {
+            tv_sec: patience.as_secs() as libc::time_t,
+            tv_nsec: libc::c_long::from(patience.subsec_nanos() as i32),
+        };
+        // SAFETY: all structures are on this stack.
+        unsafe {
+            let mut info: libc::siginfo_t = zeroed();
+            let number = libc::sigtimedwait(&raw const self.0, &raw mut info, &raw const timeout);
+            let sent = [libc::SI_USER, libc::SI_QUEUE, libc::SI_TKILL].contains(&info.si_code);
+            (number > 0).then_some(Signal { number, from_process: sent })
+        }
+    }
+}
+
+/// Something that happened to a child.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Child {
+    /// It exited with this status, or 128 + the signal that killed it.
+    Ended(i32),
+    /// It was stopped.
+    Stopped,
+}
+
+/// Collects one child's news, if there is some.
+pub fn collect_child() -> Option<(i32, Child)> {
+    let mut status = 0;
+    // SAFETY: the status lives on this stack.
+    let pid = unsafe { libc::waitpid(-1, &raw mut status, libc::WNOHANG | libc::WUNTRACED | libc::__WALL) };
+    if pid <= 0 {
+        return None;
+    }
+    let news = if libc::WIFSTOPPED(status) {
+        Child::Stopped
+    } else if libc::WIFSIGNALED(status) {
+        Child::Ended(128 + libc::WTERMSIG(status))
+    } else {
+        Child::Ended(libc::WEXITSTATUS(status))
+    };
+    Some((pid, news))
+}
+
+/// A random number from the kernel.
+pub fn random() -> io::Result<u64> {
+    let mut number = 0u64;
+    // SAFETY: the buffer is 8 bytes.
+    let got = unsafe { libc::getrandom((&raw mut number).cast(), size_of::<u64>(), 0) };
+    if got == size_of::<u64>() as isize { Ok(number) } else { Err(io::Error::last_os_error()) }
+}

@@ -1,0 +1,26 @@
+//! The manager's own memory.
+//!
+//! # Safety
+//! Maps fresh memory and locks it; nobody else's.
+
+#![allow(unsafe_code)]
+
+use std::io;
+
+/// Locks all memory of the manager, present and future, as it gets touched: the manager never pages itself.
+pub fn lock_all() -> io::Result<()> {
+    // SAFETY: no pointers.
+    super::check(unsafe { libc::mlockall(libc::MCL_CURRENT | libc::MCL_FUTURE | libc::MCL_ONFAULT) }).map(drop)
+}
+
+/// Raises the limit on open descriptors as far as it goes: the manager holds several for each process.
+pub fn raise_descriptor_limit() {
+    // SAFETY: one structure, filled by the first call.
+    unsafe {
+        let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+        if libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) == 0 {
+            limit.rlim_cur = limit.rlim_max;
+            libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit);
+        }
+    }
+}

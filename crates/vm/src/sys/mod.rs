@@ -1,0 +1,20 @@
+//! The thin seam to the kernel: each function one system call, with its conditions.
+//!
+//! # Safety
+//! The place where unsafe is normal. No function here reads or writes memory of this process other than through the
+//! references it was given.
+
+pub mod epoll;
+pub mod file;
+pub mod job;
+pub mod link;
+pub mod memory;
+pub mod process;
+pub mod uffd;
+
+use std::io;
+
+/// Turns the result of a libc call into an error with its errno.
+fn check(result: libc::c_int) -> io::Result<libc::c_int> {
+    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(result) }
+}

@@ -1,0 +1,172 @@
+//! Looking at other processes: their memory, which of their pages are present, whether they live.
+//!
+//! # Safety
+//! Reads other processes only; buffers of ours are passed with their true sizes.
+
+#![allow(unsafe_code)]
+
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::unix::fs::FileExt;
+
+use crate::PAGE;
+use crate::range::Range;
+
+/// Reads `buffer.len()` bytes of process `pid` from the addresses in `from`, one after another; gives the bytes read,
+/// which are fewer only if an address could not be read.
+pub fn read_memory(pid: i32, from: &[Range], buffer: &mut [u8]) -> io::Result<usize> {
+    let remote: Vec<libc::iovec> =
+        from.iter().map(|r| libc::iovec { iov_base: r.start as *mut _, iov_len: r.len() as usize }).collect();
+    let mut done = 0;
+    // The kernel takes 1024 ranges at once.
+    for ranges in remote.chunks(1024) {
+        let len: usize = ranges.iter().map(|r| r.iov_len).sum();
+        let to = &mut buffer[done..done + len];
+        let local = libc::iovec { iov_base: to.as_mut_ptr().cast(), iov_len: len };
+        // SAFETY: the local buffer is a slice of ours; the remote addresses are the other process's affair.
+        let read =
+            unsafe { libc::process_vm_readv(pid, &raw const local, 1, ranges.as_ptr(), ranges.len() as u64, 0) };
+        if read < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        done += read as usize;
+        if read as usize != len {
+            break;
+        }
+    }
+    Ok(done)
+}
+
+/// A handle on a process that is not fooled by its number being used again.
+#[derive(Debug)]
+pub struct PidFd(OwnedFd);
+
+impl AsRawFd for PidFd {
+    fn as_raw_fd(&self) -> RawFd {
+        self.0.as_raw_fd()
+    }
+}
+
+impl PidFd {
+    /// Opens a handle on `pid`.
+    pub fn open(pid: i32) -> io::Result<PidFd> {
+        // SAFETY: no pointers; the descriptor is fresh.
+        unsafe {
+            let fd = super::check(libc::syscall(libc::SYS_pidfd_open, pid, 0) as libc::c_int)?;
+            Ok(PidFd(OwnedFd::from_raw_fd(fd)))
+        }
+    }
+
+    /// Sends a signal. A process that is gone is an error, ESRCH.
+    pub fn kill(&self, signal: i32) -> io::Result<()> {
+        // SAFETY: no siginfo.
+        let result = unsafe { libc::syscall(libc::SYS_pidfd_send_signal, self.as_raw_fd(), signal, 0, 0) };
+        super::check(result as libc::c_int).map(drop)
+    }
+
+    /// Whether the process has ended.
+    pub fn has_ended(&self) -> bool {
+        let mut poll = libc::pollfd { fd: self.as_raw_fd(), events: libc::POLLIN, revents: 0 };
+        // SAFETY: one pollfd.
+        unsafe { libc::poll(&raw mut poll, 1, 0) > 0 }
+    }
+}
+
+/// Whether two processes share one address space; an error if one is gone or not to be looked at.
+pub fn share_memory(one: i32, other: i32) -> io::Result<bool> {
+    const KCMP_VM: libc::c_int = 1;
+    // SAFETY: no pointers.
+    let result = unsafe { libc::syscall(libc::SYS_kcmp, one, other, KCMP_VM, 0, 0) };
+    super::check(result as libc::c_int).map(|order| order == 0)
+}
+
+/// Which pages of a process are present.
+#[derive(Debug)]
+pub struct Pagemap(File);
+
+impl Pagemap {
+    /// Opens the pagemap of `pid`'s memory as it is now; it stays that memory's whatever the process executes.
+    pub fn open(pid: i32) -> io::Result<Pagemap> {
+        File::open(format!("/proc/{pid}/pagemap")).map(Pagemap)
+    }
+
+    /// Finds anonymous pages that are present in `range`, up to `pages` of them; gives the runs and where the search
+    /// ended.
+    pub fn present(&self, range: Range, pages: usize) -> io::Result<(Vec<Range>, u64)> {
+        const PAGEMAP_SCAN: libc::c_ulong = 0xc060_6610;
+        const IS_FILE: u64 = 1 << 2;
+        const IS_PRESENT: u64 = 1 << 3;
+        const IS_ZERO: u64 = 1 << 5;
+        const AT_ONCE: usize = 128;
+        #[repr(C)]
+        #[derive(Clone, Copy)]
+        struct Region {
+            start: u64,
+            end: u64,
+            categories: u64,
+        }
+        #[repr(C)]
+        struct Scan {
+            size: u64,
+            flags: u64,
+            start: u64,
+            end: u64,
+            walk_end: u64,
+            regions: u64,
+            regions_len: u64,
+            max_pages: u64,
+            inverted: u64,
+            mask: u64,
+            any_of: u64,
+            returned: u64,
+        }
+        let mut regions = [Region { start: 0, end: 0, categories: 0 }; AT_ONCE];
+        let mut scan = Scan {
+            size: size_of::<Scan>() as u64,
+            flags: 0,
+            start: range.start,
+            end: range.end,
+            walk_end: 0,
+            regions: regions.as_mut_ptr() as u64,
+            regions_len: AT_ONCE as u64,
+            max_pages: pages as u64,
+            inverted: IS_FILE | IS_ZERO,
+            mask: IS_FILE | IS_ZERO | IS_PRESENT,
+            any_of: 0,
+            returned: IS_PRESENT,
+        };
+        // SAFETY: the structure has the kernel's layout and points to as many regions as it says.
+        let found = unsafe { libc::ioctl(self.0.as_raw_fd(), PAGEMAP_SCAN, &raw mut scan) };
+        let found = super::check(found)? as usize;
+        Ok((regions[..found].iter().map(|r| Range::new(r.start, r.end)).collect(), scan.walk_end))
+    }
+
+    /// The last anonymous page that is present in `range`.
+    pub fn last_present(&self, range: Range) -> io::Result<Option<u64>> {
+        let (mut last, mut at) = (None, range.start);
+        while at < range.end {
+            let (runs, end) = self.present(Range::new(at, range.end), usize::MAX >> 1)?;
+            last = runs.last().map(|run| run.end - PAGE).or(last);
+            at = end;
+        }
+        Ok(last)
+    }
+
+    /// The kernel's word about one page: bit 63 present, 62 swapped, 56 mapped here only.
+    pub fn word(&self, page: u64) -> io::Result<u64> {
+        let mut word = [0; 8];
+        self.0.read_exact_at(&mut word, page / PAGE * 8)?;
+        Ok(u64::from_ne_bytes(word))
+    }
+
+    /// Whether nothing is mapped at `page`, neither in memory nor in the kernel's swap.
+    pub fn is_absent(&self, page: u64) -> io::Result<bool> {
+        Ok(self.word(page)? >> 62 == 0)
+    }
+
+    /// Whether the page is mapped by this address space only.
+    pub fn is_exclusive(&self, page: u64) -> io::Result<bool> {
+        Ok(self.word(page)? >> 56 & 1 == 1)
+    }
+}

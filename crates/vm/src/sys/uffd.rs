@@ -1,0 +1,220 @@
+//! A userfaultfd of another process, as handed over by its worker.
+//!
+//! # Safety
+//! Structures have the layout of `linux/userfaultfd.h`. The kernel writes only into the address space that the
+//! userfaultfd belongs to, and into the structures passed.
+
+#![allow(unsafe_code)]
+
+use std::io;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+
+use crate::PAGE;
+use crate::epoch::Change;
+use crate::range::Range;
+
+const UFFD_API: u64 = 0xaa;
+const UFFDIO_API: libc::c_ulong = 0xc018_aa3f;
+const UFFDIO_REGISTER: libc::c_ulong = 0xc020_aa00;
+const UFFDIO_UNREGISTER: libc::c_ulong = 0x8010_aa01;
+const UFFDIO_WAKE: libc::c_ulong = 0x8010_aa02;
+const UFFDIO_COPY: libc::c_ulong = 0xc028_aa03;
+const UFFDIO_ZEROPAGE: libc::c_ulong = 0xc020_aa04;
+const UFFDIO_POISON: libc::c_ulong = 0xc020_aa08;
+
+/// Features that the main userfaultfd of a process needs: events of every kind, the thread of each fault, poison for
+/// pages that cannot be brought back. UFFDIO_MOVE is checked by use.
+pub const MAIN_FEATURES: u64 = 1 << 1 | 1 << 2 | 1 << 3 | 1 << 6 | 1 << 8 | 1 << 14 | 1 << 16;
+
+/// What a userfaultfd says.
+#[derive(Debug)]
+pub enum Message {
+    /// A thread waits for a page.
+    Fault {
+        /// The page.
+        address: u64,
+        /// Whether it wants to write.
+        write: bool,
+        /// Its id, in its own pid namespace.
+        tid: u32,
+    },
+    /// The process forked; this is the child's userfaultfd.
+    Fork(Uffd),
+    /// The layout changed.
+    Change(Change),
+}
+
+/// Why a page could not be filled.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum FillError {
+    /// A page is there already (EEXIST).
+    Exists,
+    /// The layout is changing: read the event first (EAGAIN).
+    Changing,
+    /// No mapping there that is registered with this userfaultfd (ENOENT), or not all the way (EINVAL).
+    NotMapped,
+    /// The address space is gone (ESRCH).
+    Gone,
+    /// The kernel has no memory (ENOMEM).
+    NoMemory,
+}
+
+/// What [`Uffd::probe`] found.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Probe {
+    /// The address is in a mapping registered with this userfaultfd.
+    Registered,
+    /// It is not.
+    NotRegistered,
+    /// Cannot tell: the layout is changing.
+    Changing,
+    /// The address space is gone.
+    Gone,
+}
+
+/// A userfaultfd.
+#[derive(Debug)]
+pub struct Uffd(OwnedFd);
+
+impl AsRawFd for Uffd {
+    fn as_raw_fd(&self) -> RawFd {
+        self.0.as_raw_fd()
+    }
+}
+
+impl From<OwnedFd> for Uffd {
+    fn from(fd: OwnedFd) -> Uffd {
+        Uffd(fd)
+    }
+}
+
+impl Uffd {
+    fn ioctl<T>(&self, request: libc::c_ulong, argument: &mut T) -> io::Result<()> {
+        // SAFETY: `argument` has the layout that `request` demands (only this module calls, with its own structures).
+        super::check(unsafe { libc::ioctl(self.as_raw_fd(), request, std::ptr::from_mut(argument)) }).map(drop)
+    }
+
+    /// The handshake that a userfaultfd needs before its first use.
+    pub fn handshake(&self, features: u64) -> io::Result<()> {
+        self.ioctl(UFFDIO_API, &mut [UFFD_API, features, 0])
+    }
+
+    /// Watches a range for missing pages.
+    pub fn register(&self, range: Range) -> io::Result<()> {
+        const MODE_MISSING: u64 = 1;
+        self.ioctl(UFFDIO_REGISTER, &mut [range.start, range.len(), MODE_MISSING, 0])
+    }
+
+    /// Stops watching a range. Whoever waits there is woken.
+    pub fn unregister(&self, range: Range) -> io::Result<()> {
+        self.ioctl(UFFDIO_UNREGISTER, &mut [range.start, range.len()])
+    }
+
+    /// Wakes whoever waits for a page of the range.
+    pub fn wake(&self, range: Range) {
+        // It fails only for a range that is not one, or an address space that is gone.
+        let _ = self.ioctl(UFFDIO_WAKE, &mut [range.start, range.len()]);
+    }
+
+    /// Fills pages from `to` on with `data` and wakes whoever waits for them. Gives the bytes filled before the error.
+    pub fn copy(&self, to: u64, data: &[u8]) -> (u64, Option<FillError>) {
+        let len = data.len() as u64;
+        let mut filled = 0;
+        loop {
+            let mut request = [to + filled, data.as_ptr() as u64 + filled, len - filled, 0, 0];
+            let result = self.ioctl(UFFDIO_COPY, &mut request);
+            match step(result, request[4] as i64) {
+                Ok(bytes) => filled += bytes,
+                Err(error) => return (filled, Some(error)),
+            }
+            if filled == len {
+                return (filled, None);
+            }
+        }
+    }
+
+    /// Fills one page with zeros, at no cost in memory until it is written.
+    pub fn zero(&self, page: u64) -> Result<(), FillError> {
+        let mut request = [page, PAGE, 0, 0];
+        let result = self.ioctl(UFFDIO_ZEROPAGE, &mut request);
+        step(result, request[3] as i64).map(drop)
+    }
+
+    /// Makes a page deliver SIGBUS to whoever touches it.
+    pub fn poison(&self, page: u64) -> Result<(), FillError> {
+        let mut request = [page, PAGE, 0, 0];
+        let result = self.ioctl(UFFDIO_POISON, &mut request);
+        step(result, request[3] as i64).map(drop)
+    }
+
+    /// Asks about an address without changing anything: a copy from an address that is never mapped gets as far as
+    /// reading its source (EFAULT) only where the destination is good.
+    pub fn probe(&self, page: u64) -> Probe {
+        let mut request = [page, PAGE, PAGE, 0, 0];
+        match self.ioctl(UFFDIO_COPY, &mut request) {
+            Ok(()) => unreachable!("page 1 is mapped in the manager"),
+            Err(error) => match error.raw_os_error() {
+                Some(libc::EFAULT) => Probe::Registered,
+                Some(libc::EAGAIN) => Probe::Changing,
+                Some(libc::ESRCH) => Probe::Gone,
+                _ => Probe::NotRegistered,
+            },
+        }
+    }
+
+    /// Reads what is there to read, without waiting. The kernel hands out faults before events.
+    pub fn read(&self, messages: &mut Vec<Message>) -> io::Result<()> {
+        const AT_ONCE: usize = 16;
+        let mut raw = [[0u64; 4]; AT_ONCE];
+        // SAFETY: the buffer is as long as said; a message is 32 bytes.
+        let count = unsafe { libc::read(self.as_raw_fd(), raw.as_mut_ptr().cast(), size_of_val(&raw)) };
+        if count < 0 {
+            let error = io::Error::last_os_error();
+            return if error.kind() == io::ErrorKind::WouldBlock { Ok(()) } else { Err(error) };
+        }
+        messages.extend(raw[..count as usize / 32].iter().filter_map(decode));
+        Ok(())
+    }
+
+    /// Waits until there is something to read, for `milliseconds` at most.
+    pub fn wait(&self, milliseconds: i32) {
+        let mut poll = libc::pollfd { fd: self.as_raw_fd(), events: libc::POLLIN, revents: 0 };
+        // SAFETY: one pollfd.
+        unsafe { libc::poll(&raw mut poll, 1, milliseconds) };
+    }
+}
+
+/// What an operation that fills pages came to: the bytes filled, or why none.
+fn step(result: io::Result<()>, filled: i64) -> Result<u64, FillError> {
+    if filled > 0 {
+        return Ok(filled as u64);
+    }
+    let Err(error) = result else { return Ok(0) };
+    Err(match error.raw_os_error() {
+        Some(libc::EEXIST) => FillError::Exists,
+        Some(libc::EAGAIN) => FillError::Changing,
+        Some(libc::ESRCH) => FillError::Gone,
+        Some(libc::ENOMEM) => FillError::NoMemory,
+        Some(libc::ENOENT | libc::EINVAL) => FillError::NotMapped,
+        _ => panic!("filling a page failed in a way it never does: {error}"),
+    })
+}
+
+fn decode(raw: &[u64; 4]) -> Option<Message> {
+    const PAGEFAULT: u8 = 0x12;
+    const FORK: u8 = 0x13;
+    const REMAP: u8 = 0x14;
+    const REMOVE: u8 = 0x15;
+    const UNMAP: u8 = 0x16;
+    const FLAG_WRITE: u64 = 1;
+    let [head, a, b, c] = *raw;
+    Some(match head as u8 {
+        PAGEFAULT => Message::Fault { address: b & !(PAGE - 1), write: a & FLAG_WRITE != 0, tid: c as u32 },
+        // SAFETY: the kernel has just put this descriptor into our table, and nobody else knows of it.
+        FORK => Message::Fork(Uffd(unsafe { OwnedFd::from_raw_fd(a as u32 as RawFd) })),
+        REMAP => Message::Change(Change::Remap { from: a, to: b, len: c }),
+        REMOVE => Message::Change(Change::Remove(Range::new(a, b))),
+        UNMAP => Message::Change(Change::Unmap(Range::new(a, b))),
+        _ => return None,
+    })
+}

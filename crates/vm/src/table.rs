@@ -1,0 +1,169 @@
+//! Where each evicted page of an address space is.
+//!
+//! One word a page, in chunks of 2 MiB of address space, so that no operation on a page depends on how many there are.
+//! A page that is not in the table is resident, or was never touched: either way the kernel's answer is right, and a
+//! fault on it is answered with zeros. See ARCHITECTURE.md for the state machine.
+
+use std::collections::BTreeMap;
+
+use uzswap_engine::Slot;
+
+use crate::PAGE;
+use crate::range::Range;
+
+/// Where a page is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum PageState {
+    /// In the program, or never touched.
+    Resident,
+    /// In the staging area, under this sequence number.
+    Staged(u32),
+    /// In the engine.
+    Stored(Slot),
+    /// In the engine, and a thread is bringing it back.
+    Loading(Slot),
+}
+
+/// Sequence numbers and slots are this wide.
+pub const STATE_BITS: u32 = 30;
+const STATE_MASK: u32 = (1 << STATE_BITS) - 1;
+
+const CHUNK_PAGES: usize = 512;
+const CHUNK: u64 = CHUNK_PAGES as u64 * PAGE;
+
+#[derive(Clone)]
+struct Chunk {
+    words: [u32; CHUNK_PAGES],
+    /// Words that are not 0.
+    used: u16,
+}
+
+/// The states of all pages that are not resident.
+#[derive(Default)]
+pub struct PageTable {
+    chunks: BTreeMap<u64, Box<Chunk>>,
+}
+
+impl PageTable {
+    /// Where the page at `address` is.
+    pub fn get(&self, address: u64) -> PageState {
+        self.chunks.get(&(address / CHUNK)).map_or(PageState::Resident, |chunk| unpack(chunk.words[index(address)]))
+    }
+
+    /// Records where the page at `address` is; gives where it was.
+    pub fn set(&mut self, address: u64, state: PageState) -> PageState {
+        let (number, word) = (address / CHUNK, pack(state));
+        if word == 0 && !self.chunks.contains_key(&number) {
+            return PageState::Resident;
+        }
+        let chunk =
+            self.chunks.entry(number).or_insert_with(|| Box::new(Chunk { words: [0; CHUNK_PAGES], used: 0 }));
+        let old = std::mem::replace(&mut chunk.words[index(address)], word);
+        chunk.used = chunk.used + u16::from(word != 0) - u16::from(old != 0);
+        if chunk.used == 0 {
+            self.chunks.remove(&number);
+        }
+        unpack(old)
+    }
+
+    /// Takes every page of `range` out of the table; gives those that were in it.
+    pub fn take(&mut self, range: Range) -> Vec<(u64, PageState)> {
+        let taken = self.list(range);
+        for &(address, _) in &taken {
+            self.set(address, PageState::Resident);
+        }
+        taken
+    }
+
+    /// The pages of `range` that are not resident, in order.
+    pub fn list(&self, range: Range) -> Vec<(u64, PageState)> {
+        if range.is_empty() {
+            return Vec::new();
+        }
+        (self.chunks.range(range.start / CHUNK..=(range.end - 1) / CHUNK))
+            .flat_map(|(number, chunk)| {
+                let first = number * CHUNK;
+                let words = chunk.words.iter().enumerate().filter(|(_, word)| **word != 0);
+                words.map(move |(i, word)| (first + i as u64 * PAGE, unpack(*word)))
+            })
+            .filter(|(address, _)| range.contains(*address))
+            .collect()
+    }
+
+    /// Every page that is not resident, in order.
+    pub fn iter(&self) -> impl Iterator<Item = (u64, PageState)> + '_ {
+        self.chunks.iter().flat_map(|(number, chunk)| {
+            let words = chunk.words.iter().enumerate().filter(|(_, word)| **word != 0);
+            words.map(move |(i, word)| (number * CHUNK + i as u64 * PAGE, unpack(*word)))
+        })
+    }
+}
+
+fn index(address: u64) -> usize {
+    (address / PAGE) as usize % CHUNK_PAGES
+}
+
+fn pack(state: PageState) -> u32 {
+    let (tag, value) = match state {
+        PageState::Resident => return 0,
+        PageState::Staged(sequence) => (1, sequence),
+        PageState::Stored(slot) => (2, slot.raw()),
+        PageState::Loading(slot) => (3, slot.raw()),
+    };
+    assert!(value <= STATE_MASK, "slot or sequence number out of range");
+    tag << STATE_BITS | value
+}
+
+fn unpack(word: u32) -> PageState {
+    let slot = || Slot::from_raw(word & STATE_MASK).expect("a slot was packed");
+    match word >> STATE_BITS {
+        0 => PageState::Resident,
+        1 => PageState::Staged(word & STATE_MASK),
+        2 => PageState::Stored(slot()),
+        _ => PageState::Loading(slot()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn state() -> impl Strategy<Value = PageState> {
+        let slot = || (1..=STATE_MASK).prop_map(|raw| Slot::from_raw(raw).unwrap());
+        prop_oneof![
+            Just(PageState::Resident),
+            (0..=STATE_MASK).prop_map(PageState::Staged),
+            slot().prop_map(PageState::Stored),
+            slot().prop_map(PageState::Loading),
+        ]
+    }
+
+    proptest! {
+        /// The table behaves as a map from address to state in which resident pages are absent.
+        #[test]
+        fn behaves_as_a_map(steps in prop::collection::vec((0u64..2000, state()), 1..200),
+                            cut in (0u64..2000, 0u64..1500)) {
+            let mut table = PageTable::default();
+            let mut model = BTreeMap::new();
+            for (page, state) in steps {
+                let old = table.set(page * PAGE, state);
+                let model_old = match state {
+                    PageState::Resident => model.remove(&(page * PAGE)),
+                    _ => model.insert(page * PAGE, state),
+                };
+                prop_assert_eq!(old, model_old.unwrap_or(PageState::Resident));
+                prop_assert_eq!(table.get(page * PAGE + 17), state);
+            }
+            prop_assert_eq!(table.iter().collect::<Vec<_>>(), model.clone().into_iter().collect::<Vec<_>>());
+            let cut = Range::sized(cut.0 * PAGE, cut.1 * PAGE);
+            let (inside, rest): (Vec<_>, Vec<_>) = model.into_iter().partition(|(address, _)| cut.contains(*address));
+            prop_assert_eq!(table.take(cut), inside);
+            prop_assert_eq!(table.iter().collect::<Vec<_>>(), rest.clone());
+            for (address, _) in rest {
+                table.set(address, PageState::Resident);
+            }
+            prop_assert!(table.chunks.is_empty());
+        }
+    }
+}
