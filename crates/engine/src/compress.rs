@@ -2,7 +2,8 @@
 //!
 //! 1. Each thread has a scratch of its own with the codecs' contexts and one buffer: (de)compression takes no lock, and
 //!    no memory after a codec's first use on a thread.
-//! 2. Bytes are copied out of the pool into the scratch under the pool's lock and decompressed after it is dropped.
+//! 2. LZ4 is the C library, which is faster than its ports to Rust; lzo-rle is our own, for want of a free one.
+//! 3. Bytes are copied out of the pool into the scratch under the pool's lock and decompressed after it is dropped.
 
 use crate::{PAGE_SIZE, Page, lzo};
 use std::cell::RefCell;

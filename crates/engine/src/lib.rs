@@ -15,6 +15,7 @@
 //!   error, never other bytes.
 //! - No lock is held while a page is compressed, decompressed, sealed, read or written.
 //! - Cost of an operation does not depend on the number of pages.
+// The links lead a reader of the source; the public documentation shows them as plain names.
 #![allow(rustdoc::private_intra_doc_links)]
 
 mod compress;

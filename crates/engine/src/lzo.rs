@@ -236,8 +236,20 @@ pub(crate) fn decompress(input: &[u8], output: &mut [u8]) -> Option<usize> {
     }
 }
 
+/// Most literals and matches are this short; where there is room they are moved as one block, whatever lies behind
+/// their end is overwritten later.
+const SHORT: usize = 16;
+
 fn literals(input: &mut Input<'_>, output: &mut [u8], len: &mut usize, count: usize) -> Option<()> {
-    output.get_mut(*len..*len + count)?.copy_from_slice(input.take(count)?);
+    if count <= SHORT
+        && let Some(block) = input.0.first_chunk::<SHORT>()
+        && let Some(room) = output[*len..].first_chunk_mut::<SHORT>()
+    {
+        *room = *block;
+        input.0 = &input.0[count..];
+    } else {
+        output.get_mut(*len..*len + count)?.copy_from_slice(input.take(count)?);
+    }
     *len += count;
     Some(())
 }
@@ -245,13 +257,19 @@ fn literals(input: &mut Input<'_>, output: &mut [u8], len: &mut usize, count: us
 fn copy(output: &mut [u8], len: &mut usize, distance: usize, length: usize) -> Option<()> {
     let start = len.checked_sub(distance)?;
     let end = *len + length;
-    let window = output.get_mut(start..end)?;
-    // The copy may run into itself: what is there already is repeated.
-    let mut done = distance;
-    while done < window.len() {
-        let step = done.min(window.len() - done);
-        window.copy_within(..step, done);
-        done += step;
+    let window = output.get_mut(start..)?;
+    if length <= SHORT && distance >= SHORT && window.len() >= distance + SHORT {
+        let (from, room) = window.split_at_mut(distance);
+        room[..SHORT].copy_from_slice(&from[..SHORT]);
+    } else {
+        // The copy may run into itself: what is there already is repeated.
+        let window = window.get_mut(..distance + length)?;
+        let mut done = distance;
+        while done < window.len() {
+            let step = done.min(window.len() - done);
+            window.copy_within(..step, done);
+            done += step;
+        }
     }
     *len = end;
     Some(())

@@ -20,7 +20,7 @@ const LISTS: usize = 9;
 const LARGE: usize = 32;
 
 /// A file that grows as it is written to. Called without any lock held, from several threads at once, never for the same
-/// bytes, except that a reader without a reference may read what is being overwritten.
+/// bytes. Must not call back into the engine.
 pub trait SwapFile: Send + Sync {
     /// Writes all of `data` at `offset` (bytes); both are multiples of [`PAGE_SIZE`], the length at most 1 MiB.
     ///
@@ -128,6 +128,11 @@ impl DiskSpace {
     /// Blocks in use.
     pub fn used(&self) -> u32 {
         self.used
+    }
+
+    /// Memory of the books, in bytes.
+    pub fn memory(&self) -> usize {
+        self.clusters.memory()
     }
 
     /// Up to `want` neighbouring blocks (1 to CLUSTER); None if there are none.

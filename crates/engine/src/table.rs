@@ -36,6 +36,11 @@ impl<T: Cell> Table<T> {
         self.used
     }
 
+    /// Memory of the table, in bytes.
+    pub fn memory(&self) -> usize {
+        self.chunks.len() * CHUNK * size_of::<T>()
+    }
+
     /// Puts a cell in and names it; None if there is no memory for it, or if `limit` cells exist already.
     pub fn insert(&mut self, cell: T, limit: u32) -> Option<u32> {
         if self.vacant == NIL {

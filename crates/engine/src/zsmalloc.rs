@@ -267,6 +267,12 @@ impl Zsmalloc {
         self.bytes
     }
 
+    /// Memory of everything but the pages, in bytes; what the heap adds to it is not known.
+    pub fn metadata(&self) -> usize {
+        let places: usize = self.classes.iter().map(|class| class.zspages as usize * class.places as usize).sum();
+        self.zspages.memory() + self.objects.memory() + places * size_of::<u32>()
+    }
+
     /// Stores a copy of `data`, 1 to PAGE_SIZE bytes.
     pub fn malloc(&mut self, data: &[u8]) -> Result<Handle, AllocError> {
         assert!((1..=PAGE_SIZE).contains(&data.len()), "an object of {} bytes", data.len());

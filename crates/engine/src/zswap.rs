@@ -161,12 +161,11 @@ impl Zswap {
             };
             let data = length.map_or(page.as_slice(), |length| &scratch.buffer[..length]);
             let stored = self.state.lock().store(compressor, data);
-            match stored {
-                Ok(slot) => return Some(slot),
-                Err(AllocError::Pages) => self.events.reject_alloc_fail.count(),
-                Err(AllocError::Metadata) => self.events.reject_kmemcache_fail.count(),
-            }
-            None
+            let stored = stored.inspect_err(|error| match error {
+                AllocError::Pages => self.events.reject_alloc_fail.count(),
+                AllocError::Metadata => self.events.reject_kmemcache_fail.count(),
+            });
+            stored.ok()
         })
     }
 
@@ -318,6 +317,12 @@ impl Zswap {
     /// Bytes of memory that the pool holds, in whole pages; metadata is not in it.
     pub fn pool_bytes(&self) -> u64 {
         self.state.lock().pool_bytes()
+    }
+
+    /// Bytes of memory for metadata: what has to be known of every page. Grows with the most pages there ever were.
+    pub fn metadata_bytes(&self) -> u64 {
+        let state = self.state.lock();
+        (state.slots.table.memory() + state.pool.metadata() + state.space.memory()) as u64
     }
 
     /// Moves objects together until no further page can be given back; returns the bytes given back. The

@@ -279,6 +279,34 @@ fn an_entry_that_changes_while_it_is_written_is_not_recorded() {
 }
 
 #[test]
+fn nothing_waits_for_a_writeback() {
+    let (zswap, faults) = zswap(ROOMY, true);
+    let zswap = Arc::new(zswap);
+    let slots = fill(&zswap, 100);
+    zswap.shrink(1);
+    assert_eq!(expect(&zswap, slots[0], &page(0)), Origin::Disk);
+    let (started, writing) = std::sync::mpsc::channel();
+    let (finish, finished) = std::sync::mpsc::channel::<()>();
+    *faults.before_write.lock() = Some(Box::new(move || {
+        started.send(()).unwrap();
+        finished.recv().unwrap();
+    }));
+    let shrinker = std::thread::spawn({
+        let zswap = zswap.clone();
+        move || zswap.shrink(u64::MAX)
+    });
+    writing.recv().unwrap();
+    assert_eq!(expect(&zswap, slots[0], &page(0)), Origin::Disk);
+    assert_eq!(expect(&zswap, slots[50], &page(50)), Origin::Pool, "it is being written");
+    slots.iter().for_each(|&slot| zswap.invalidate(slot));
+    zswap.swap_out(&page(1000)).unwrap();
+    zswap.compact();
+    finish.send(()).unwrap();
+    shrinker.join().unwrap();
+    zswap.check_valid();
+}
+
+#[test]
 fn damage_on_disk_is_found_and_counted() {
     let (zswap, faults) = zswap(ROOMY, true);
     let slots = fill(&zswap, 2);
@@ -350,6 +378,23 @@ fn compaction_gives_pages_back() {
 fn drop_checked(zswap: &Zswap, slot: Slot, seed: u64) {
     expect(zswap, slot, &page(seed));
     zswap.invalidate(slot);
+}
+
+#[test]
+fn metadata_is_at_most_64_bytes_a_page() {
+    let (zswap, _) = zswap(ROOMY, true);
+    let pages = 20_000;
+    fill(&zswap, pages);
+    let in_pool = zswap.metadata_bytes();
+    assert!(in_pool <= 64 * pages, "{} bytes a page in the pool", in_pool / pages);
+    zswap.shrink(u64::MAX);
+    assert!(zswap.metadata_bytes() <= 64 * pages, "{} bytes a page on disk", zswap.metadata_bytes() / pages);
+}
+
+#[test]
+fn the_engine_is_shared_between_threads() {
+    fn shared<T: Send + Sync>() {}
+    shared::<Zswap>();
 }
 
 #[test]
