@@ -1,15 +1,44 @@
-//! zswap itself: slots, entries, pools, allocator, compressors, LRU, writeback, counters.
+//! zswap itself, in user space: pages go in, are compressed into a pool, the coldest are written back to a swap file,
+//! and all come out again as they were.
+//!
+//! Where to find what:
+//! - [`zswap`]: store, load, invalidate: start here
+//! - [`writeback`]: from the pool to the swap file, many pages at once
+//! - [`slots`]: the name of a page, and the states it goes through; [`lru`]: which is the coldest
+//! - [`zsmalloc`]: the pool's memory; [`compress`], [`lzo`]: the codecs
+//! - [`swapfile`]: space on disk; [`seal`]: what is written there can be neither read nor forged
+//! - [`counters`]: the kernel's counters; [`table`]: tables and lists that everything else is made of
+//!
+//! Invariants:
+//! - No unsafe code, no threads and, but for one random key, no system calls: memory and swap file are traits.
+//! - A page swapped out has one reference for each owner; as long as there is one, [`Zswap::load`] returns the page or an
+//!   error, never other bytes.
+//! - No lock is held while a page is compressed, decompressed, sealed, read or written.
+//! - Cost of an operation does not depend on the number of pages.
+// The links lead a reader of the source; the public documentation shows them as plain names.
+#![allow(rustdoc::private_intra_doc_links)]
 
-/// A codec, by its kernel name.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Compressor {
-    /// LZ4, fast.
-    #[default]
-    Lz4,
-    /// LZO with run-length encoding, the kernel's default.
-    LzoRle,
-    /// Zstandard.
-    Zstd,
-    /// Deflate.
-    Deflate,
-}
+mod compress;
+mod counters;
+mod lru;
+mod lzo;
+mod seal;
+mod slots;
+mod swapfile;
+mod table;
+mod writeback;
+mod zsmalloc;
+mod zswap;
+
+pub use compress::{Compressor, UnknownCompressor};
+pub use counters::Counters;
+pub use slots::Slot;
+pub use swapfile::SwapFile;
+pub use zsmalloc::{HeapSource, MAX_ZSPAGE_PAGES, PageRun, PageSource};
+pub use zswap::{Config, LoadError, Origin, SwapOutError, Zswap};
+
+/// Bytes in a page.
+pub const PAGE_SIZE: usize = 4096;
+
+/// The content of a page.
+pub type Page = [u8; PAGE_SIZE];

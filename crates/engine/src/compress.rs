@@ -1,0 +1,186 @@
+//! The codecs, and the memory they work in.
+//!
+//! 1. Each thread has a scratch of its own with the codecs' contexts and one buffer: (de)compression takes no lock, and
+//!    no memory after a codec's first use on a thread.
+//! 2. LZ4 is the C library, which is faster than its ports to Rust; lzo-rle is our own, for want of a free one.
+//! 3. Bytes are copied out of the pool into the scratch under the pool's lock and decompressed after it is dropped.
+
+use crate::{PAGE_SIZE, Page, lzo};
+use std::cell::RefCell;
+use std::fmt;
+use std::str::FromStr;
+
+const ZSTD_LEVEL: i32 = 1;
+const DEFLATE_LEVEL: i32 = 1;
+
+/// A codec, by its kernel name.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub enum Compressor {
+    /// `lz4`: LZ4, the fastest.
+    #[default]
+    Lz4,
+    /// `lzo-rle`: LZO with run-length encoding of zeros, the kernel's default.
+    LzoRle,
+    /// `zstd`: Zstandard, slower and denser.
+    Zstd,
+    /// `deflate`: Deflate, for comparison.
+    Deflate,
+}
+
+impl Compressor {
+    /// Every codec.
+    pub const ALL: [Compressor; 4] = [Compressor::Lz4, Compressor::LzoRle, Compressor::Zstd, Compressor::Deflate];
+
+    /// The kernel's name of it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Compressor::Lz4 => "lz4",
+            Compressor::LzoRle => "lzo-rle",
+            Compressor::Zstd => "zstd",
+            Compressor::Deflate => "deflate",
+        }
+    }
+}
+
+impl fmt::Display for Compressor {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+/// Unknown compressor; there are lz4, lzo-rle, zstd and deflate.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("unknown compressor {name:?}: there are {}", Compressor::ALL.map(Compressor::name).join(", "))]
+pub struct UnknownCompressor {
+    /// What was asked for.
+    pub name: String,
+}
+
+impl FromStr for Compressor {
+    type Err = UnknownCompressor;
+
+    fn from_str(name: &str) -> Result<Self, Self::Err> {
+        let found = Compressor::ALL.into_iter().find(|compressor| compressor.name() == name);
+        found.ok_or_else(|| UnknownCompressor { name: name.to_owned() })
+    }
+}
+
+/// The codec has no memory to work in, or cannot read its input.
+#[derive(Debug)]
+pub(crate) struct CodecError;
+
+/// One thread's contexts and buffers.
+pub(crate) struct Scratch {
+    /// Compressed bytes, or a page on its way to disk.
+    pub buffer: Box<Page>,
+    codecs: Codecs,
+}
+
+#[derive(Default)]
+struct Codecs {
+    lzo: Option<Box<lzo::Positions>>,
+    zstd: Option<Zstd>,
+    deflate: Option<Deflate>,
+}
+
+struct Zstd {
+    compressor: zstd::bulk::Compressor<'static>,
+    decompressor: zstd::bulk::Decompressor<'static>,
+}
+
+struct Deflate {
+    compressor: libdeflater::Compressor,
+    decompressor: libdeflater::Decompressor,
+}
+
+thread_local! {
+    static SCRATCH: RefCell<Scratch> =
+        RefCell::new(Scratch { buffer: Box::new([0; PAGE_SIZE]), codecs: Codecs::default() });
+}
+
+/// Runs `work` with this thread's scratch; not to be nested.
+pub(crate) fn with_scratch<R>(work: impl FnOnce(&mut Scratch) -> R) -> R {
+    SCRATCH.with_borrow_mut(work)
+}
+
+impl Scratch {
+    /// Compresses a page into the buffer and returns the length: at most `limit`, None if it takes more.
+    pub fn compress(&mut self, compressor: Compressor, page: &Page, limit: usize) -> Result<Option<usize>, CodecError> {
+        let output = &mut self.buffer[..limit];
+        Ok(match compressor {
+            Compressor::Lz4 => lz4::block::compress_to_buffer(page, None, false, output).ok(),
+            Compressor::LzoRle => {
+                let positions = self.codecs.lzo.get_or_insert_with(|| Box::new([0; lzo::POSITIONS]));
+                lzo::compress(page, output, positions)
+            }
+            Compressor::Zstd => self.codecs.zstd()?.compressor.compress_to_buffer(page, output).ok(),
+            Compressor::Deflate => self.codecs.deflate().compressor.deflate_compress(page, output).ok(),
+        })
+    }
+
+    /// Decompresses the buffer's first `length` bytes; a whole page of them is the page itself.
+    pub fn decompress(&mut self, compressor: Compressor, length: usize, page: &mut Page) -> Result<(), CodecError> {
+        let input = &self.buffer[..length];
+        if length == PAGE_SIZE {
+            page.copy_from_slice(input);
+            return Ok(());
+        }
+        let decompressed = match compressor {
+            Compressor::Lz4 => lz4::block::decompress_to_buffer(input, Some(PAGE_SIZE as i32), page).ok(),
+            Compressor::LzoRle => lzo::decompress(input, page),
+            Compressor::Zstd => self.codecs.zstd()?.decompressor.decompress_to_buffer(input, page.as_mut_slice()).ok(),
+            Compressor::Deflate => self.codecs.deflate().decompressor.deflate_decompress(input, page).ok(),
+        };
+        if decompressed == Some(PAGE_SIZE) { Ok(()) } else { Err(CodecError) }
+    }
+}
+
+impl Codecs {
+    fn zstd(&mut self) -> Result<&mut Zstd, CodecError> {
+        if self.zstd.is_none() {
+            let compressor = zstd::bulk::Compressor::new(ZSTD_LEVEL).map_err(|_| CodecError)?;
+            let decompressor = zstd::bulk::Decompressor::new().map_err(|_| CodecError)?;
+            self.zstd = Some(Zstd { compressor, decompressor });
+        }
+        self.zstd.as_mut().ok_or(CodecError)
+    }
+
+    fn deflate(&mut self) -> &mut Deflate {
+        self.deflate.get_or_insert_with(|| {
+            let level = libdeflater::CompressionLvl::new(DEFLATE_LEVEL).expect("a level that exists");
+            let compressor = libdeflater::Compressor::new(level);
+            Deflate { compressor, decompressor: libdeflater::Decompressor::new() }
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_the_kernels() {
+        for compressor in Compressor::ALL {
+            assert_eq!(compressor.to_string().parse(), Ok(compressor));
+        }
+        let error = "lz5".parse::<Compressor>().unwrap_err();
+        assert_eq!(error.to_string(), "unknown compressor \"lz5\": there are lz4, lzo-rle, zstd, deflate");
+    }
+
+    #[test]
+    fn every_codec_returns_what_it_was_given() {
+        let mut page = [0; PAGE_SIZE];
+        page.iter_mut().enumerate().for_each(|(i, byte)| *byte = (i / 7 % 50) as u8);
+        for compressor in Compressor::ALL {
+            with_scratch(|scratch| {
+                let length = scratch.compress(compressor, &page, 3600).unwrap().unwrap();
+                assert!(length < 2000, "{compressor}: {length}");
+                let mut out = [0; PAGE_SIZE];
+                scratch.decompress(compressor, length, &mut out).unwrap();
+                assert_eq!(out, page, "{compressor}");
+                assert!(scratch.decompress(compressor, length - 1, &mut out).is_err(), "{compressor}, cut short");
+                assert_eq!(scratch.compress(compressor, &page, length - 1).unwrap(), None, "{compressor}, no room");
+            });
+        }
+    }
+}

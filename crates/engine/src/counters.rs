@@ -1,0 +1,89 @@
+//! What is counted, under the kernel's names.
+
+use serde::Serialize;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// A snapshot of everything that is counted. Events are counted from the start on; gauges say so.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
+pub struct Counters {
+    /// Stores that found the pool at its cap, or still above the accept threshold after having been at it.
+    pub pool_limit_hit: u64,
+    /// Entries whose writeback failed: they are in the pool as before.
+    pub reject_reclaim_fail: u64,
+    /// Stores for which the page source had no memory.
+    pub reject_alloc_fail: u64,
+    /// Stores for which there was no memory for metadata, or no slot.
+    pub reject_kmemcache_fail: u64,
+    /// Stores whose codec failed.
+    pub reject_compress_fail: u64,
+    /// Stores refused because the page does not compress. Always 0 so far: such pages are kept as they are.
+    pub reject_compress_poor: u64,
+    /// Loads and writebacks whose data was damaged.
+    pub decompress_fail: u64,
+    /// Pages written back from the pool.
+    pub written_back_pages: u64,
+    /// Gauge: bytes of the pool, in whole pages.
+    pub pool_total_size: u64,
+    /// Gauge: pages stored, same-filled ones included.
+    pub stored_pages: u64,
+    /// Gauge: pages kept uncompressed in the pool.
+    pub stored_incompressible_pages: u64,
+    /// Gauge: pages that are a fill value alone, zeros included.
+    pub same_filled_pages: u64,
+    /// Pages loaded from the pool, or from a fill value other than zero.
+    pub zswpin: u64,
+    /// Pages stored in the pool, or as a fill value other than zero.
+    pub zswpout: u64,
+    /// Pages written back from the pool (as `written_back_pages`).
+    pub zswpwb: u64,
+    /// Pages read from the swap file.
+    pub pswpin: u64,
+    /// Pages written to the swap file.
+    pub pswpout: u64,
+    /// Pages of zeros loaded.
+    pub swpin_zero: u64,
+    /// Pages of zeros swapped out.
+    pub swpout_zero: u64,
+    /// Gauge: compressed bytes in the pool.
+    pub zswap: u64,
+    /// Gauge: bytes that the stored pages were before compression.
+    pub zswapped: u64,
+    /// Gauge: bytes in use on disk, those being written included.
+    pub swap_current: u64,
+}
+
+/// One event, counted by many threads.
+#[derive(Default)]
+pub(crate) struct Event(AtomicU64);
+
+impl Event {
+    pub fn count(&self) {
+        self.add(1);
+    }
+
+    pub fn add(&self, events: u64) {
+        self.0.fetch_add(events, Ordering::Relaxed);
+    }
+
+    pub fn get(&self) -> u64 {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
+/// The events of [`Counters`].
+#[derive(Default)]
+pub(crate) struct Events {
+    pub pool_limit_hit: Event,
+    pub reject_reclaim_fail: Event,
+    pub reject_alloc_fail: Event,
+    pub reject_kmemcache_fail: Event,
+    pub reject_compress_fail: Event,
+    pub decompress_fail: Event,
+    pub zswpin: Event,
+    pub zswpout: Event,
+    pub zswpwb: Event,
+    pub pswpin: Event,
+    pub pswpout: Event,
+    pub swpin_zero: Event,
+    pub swpout_zero: Event,
+}

@@ -1,0 +1,147 @@
+//! A swap file and a page source in memory, and the faults that they can be asked for.
+
+use parking_lot::Mutex;
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use uzswap_engine::*;
+
+/// Faults to inject, and what was seen; shared by the test and the fakes.
+#[derive(Default)]
+pub struct Faults {
+    /// Writes fail with an I/O error.
+    pub write_errors: AtomicBool,
+    /// Writes fail for lack of space.
+    pub disk_full: AtomicBool,
+    /// Writes of more than this many bytes fail for lack of space, unless 0.
+    pub largest_write: AtomicU64,
+    /// Reads fail with an I/O error.
+    pub read_errors: AtomicBool,
+    /// Reads return a wrong byte.
+    pub damaged_reads: AtomicBool,
+    /// The page source has nothing.
+    pub no_memory: AtomicBool,
+    /// Writes that succeeded, and their bytes.
+    pub writes: AtomicU64,
+    pub bytes_written: AtomicU64,
+    pub bytes_discarded: AtomicU64,
+    /// What the file holds.
+    pub data: Mutex<Vec<u8>>,
+    /// Called before each write.
+    pub before_write: Mutex<Option<Box<dyn FnMut() + Send>>>,
+}
+
+struct File(Arc<Faults>);
+
+impl SwapFile for File {
+    fn write_at(&self, offset: u64, data: &[u8]) -> io::Result<()> {
+        let faults = &self.0;
+        assert!(offset.is_multiple_of(4096) && data.len().is_multiple_of(4096) && data.len() <= 1 << 20);
+        let hook = faults.before_write.lock().take();
+        if let Some(mut hook) = hook {
+            hook();
+        }
+        let largest = faults.largest_write.load(Relaxed);
+        if faults.write_errors.load(Relaxed) {
+            return Err(io::Error::other("injected"));
+        }
+        if faults.disk_full.load(Relaxed) || (largest > 0 && data.len() as u64 > largest) {
+            return Err(io::ErrorKind::StorageFull.into());
+        }
+        let mut file = faults.data.lock();
+        let (start, end) = (offset as usize, offset as usize + data.len());
+        if file.len() < end {
+            file.resize(end, 0);
+        }
+        file[start..end].copy_from_slice(data);
+        faults.writes.fetch_add(1, Relaxed);
+        faults.bytes_written.fetch_add(data.len() as u64, Relaxed);
+        Ok(())
+    }
+
+    fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
+        if self.0.read_errors.load(Relaxed) {
+            return Err(io::Error::other("injected"));
+        }
+        let file = self.0.data.lock();
+        let bytes = file.get(offset as usize..offset as usize + buf.len());
+        buf.copy_from_slice(bytes.ok_or(io::ErrorKind::UnexpectedEof)?);
+        if self.0.damaged_reads.load(Relaxed) {
+            buf[17] ^= 1;
+        }
+        Ok(())
+    }
+
+    fn discard(&self, offset: u64, len: u64) {
+        self.0.bytes_discarded.fetch_add(len, Relaxed);
+        let mut file = self.0.data.lock();
+        let end = file.len().min((offset + len) as usize);
+        file.get_mut(offset as usize..end).unwrap_or_default().fill(0);
+    }
+}
+
+struct Memory(Arc<Faults>);
+
+impl PageSource for Memory {
+    fn take(&self, pages: usize) -> Option<Box<dyn PageRun>> {
+        if self.0.no_memory.load(Relaxed) { None } else { HeapSource.take(pages) }
+    }
+}
+
+pub const ROOMY: Config = Config {
+    max_pool_bytes: 1 << 40,
+    accept_threshold_percent: 90,
+    compressor: Compressor::Lz4,
+    swap_limit_bytes: None,
+};
+
+pub fn zswap(config: Config, swap: bool) -> (Zswap, Arc<Faults>) {
+    let faults = Arc::new(Faults::default());
+    let file: Option<Box<dyn SwapFile>> = if swap { Some(Box::new(File(faults.clone()))) } else { None };
+    (Zswap::new(config, file, Box::new(Memory(faults.clone()))), faults)
+}
+
+/// A small generator of pseudo-random numbers, so that a seed is all that a failure needs to be repeated.
+pub struct Random(pub u64);
+
+impl Random {
+    pub fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    pub fn below(&mut self, end: usize) -> usize {
+        (self.next() % end as u64) as usize
+    }
+}
+
+/// A page that compresses to about half; different for each seed.
+pub fn page(seed: u64) -> Page {
+    let mut random = Random(seed);
+    let mut page = [0; PAGE_SIZE];
+    for (i, word) in page.as_chunks_mut::<16>().0.iter_mut().enumerate() {
+        word[..8].copy_from_slice(&random.next().to_le_bytes());
+        word[8] = i as u8 & 3;
+    }
+    page
+}
+
+/// A page that does not compress.
+pub fn noise(seed: u64) -> Page {
+    let mut random = Random(seed);
+    let mut page = [0; PAGE_SIZE];
+    page.as_chunks_mut().0.iter_mut().for_each(|word| *word = random.next().to_le_bytes());
+    page
+}
+
+/// Loads a page and checks it; returns where it was.
+#[track_caller]
+pub fn expect(zswap: &Zswap, slot: Slot, page: &Page) -> Origin {
+    let mut loaded = [0xcc; PAGE_SIZE];
+    let origin = zswap.load(slot, &mut loaded).expect("the page can be loaded");
+    assert!(loaded == *page, "another page than was stored");
+    origin
+}

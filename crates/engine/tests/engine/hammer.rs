@@ -1,0 +1,106 @@
+//! Real threads on one engine: contents are verified at every load, and everything once they are done.
+
+use crate::common::*;
+use std::sync::Barrier;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
+use std::thread;
+use uzswap_engine::*;
+
+const THREADS: usize = 4;
+const ROUNDS: usize = 4;
+const STEPS: usize = 3000;
+
+/// One thread's part: pages of its own, some with several references.
+fn work(zswap: &Zswap, random: &mut Random, owned: &mut Vec<(Slot, u64)>) {
+    for _ in 0..STEPS {
+        let which = (!owned.is_empty()).then(|| random.below(owned.len()));
+        match (random.below(10), which) {
+            (0..4, _) | (_, None) => {
+                let seed = random.next();
+                if let Ok(slot) = zswap.swap_out(&content(seed)) {
+                    owned.push((slot, seed));
+                }
+            }
+            (4..7, Some(which)) => {
+                let (slot, seed) = owned.swap_remove(which);
+                expect(zswap, slot, &content(seed));
+                zswap.invalidate(slot);
+            }
+            (7, Some(which)) => {
+                zswap.dup(owned[which].0);
+                owned.push(owned[which]);
+            }
+            (8, Some(which)) => drop(expect(zswap, owned[which].0, &content(owned[which].1))),
+            (_, Some(which)) => zswap.invalidate(owned.swap_remove(which).0),
+        }
+    }
+}
+
+fn content(seed: u64) -> Page {
+    match seed % 8 {
+        0 => noise(seed),
+        1 => [seed as u8; PAGE_SIZE],
+        _ => page(seed),
+    }
+}
+
+#[test]
+fn threads_do_not_disturb_each_other() {
+    let seed = std::env::var("SEED").map_or(0x5eed, |seed| seed.parse().expect("SEED is a number"));
+    println!("SEED={seed}");
+    let config = Config { max_pool_bytes: 2 << 20, swap_limit_bytes: Some(32 << 20), ..ROOMY };
+    let (zswap, faults) = zswap(config, true);
+    let (barrier, running) = (Barrier::new(THREADS + 1), AtomicUsize::new(0));
+    let done = AtomicBool::new(false);
+    thread::scope(|scope| {
+        for thread in 0..THREADS {
+            let (zswap, barrier, running) = (&zswap, &barrier, &running);
+            scope.spawn(move || {
+                let mut random = Random(seed + thread as u64);
+                let mut owned = Vec::new();
+                for round in 0..ROUNDS {
+                    running.fetch_add(1, Relaxed);
+                    barrier.wait();
+                    work(zswap, &mut random, &mut owned);
+                    zswap.set_compressor(Compressor::ALL[(round + thread) % 4]);
+                    running.fetch_sub(1, Relaxed);
+                    barrier.wait();
+                    barrier.wait();
+                }
+                for (slot, seed) in owned {
+                    expect(zswap, slot, &content(seed));
+                    zswap.invalidate(slot);
+                }
+            });
+        }
+        // A second shrinker contends with the first.
+        scope.spawn(|| {
+            while !done.load(Relaxed) {
+                zswap.shrink(64 << 10);
+                thread::yield_now();
+            }
+        });
+        let mut random = Random(seed ^ 0xffff);
+        for _ in 0..ROUNDS {
+            barrier.wait();
+            while running.load(Relaxed) > 0 {
+                faults.write_errors.store(random.below(8) == 0, Relaxed);
+                if let Some(bytes) = zswap.shrink_needed() {
+                    zswap.shrink(bytes);
+                }
+                zswap.compact();
+                zswap.counters();
+                thread::yield_now();
+            }
+            faults.write_errors.store(false, Relaxed);
+            barrier.wait();
+            zswap.check_valid();
+            barrier.wait();
+        }
+        done.store(true, Relaxed);
+    });
+    zswap.check_valid();
+    let counters = zswap.counters();
+    assert_eq!((counters.stored_pages, counters.pool_total_size, counters.swap_current), (0, 0, 0));
+    assert!(counters.written_back_pages > 0 && counters.pswpin > 0 && counters.zswpin > 0, "{counters:?}");
+}

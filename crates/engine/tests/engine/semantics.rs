@@ -1,0 +1,431 @@
+//! One test for each line of what is promised.
+
+use crate::common::*;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+use uzswap_engine::*;
+
+fn fill(zswap: &Zswap, pages: u64) -> Vec<Slot> {
+    (0..pages).map(|seed| zswap.swap_out(&page(seed)).unwrap()).collect()
+}
+
+#[test]
+fn an_exclusive_load_is_load_and_invalidate() {
+    let (zswap, _) = zswap(ROOMY, false);
+    let slot = zswap.swap_out(&page(1)).unwrap();
+    assert_eq!(expect(&zswap, slot, &page(1)), Origin::Pool);
+    let before = zswap.counters();
+    assert_eq!((before.stored_pages, before.zswapped, before.zswpout, before.zswpin), (1, 4096, 1, 1));
+    assert!((1000..3600).contains(&before.zswap) && before.pool_total_size >= 4096, "{before:?}");
+    zswap.invalidate(slot);
+    let after = zswap.counters();
+    assert_eq!((after.stored_pages, after.zswapped, after.zswap, after.pool_total_size), (0, 0, 0, 0));
+    zswap.check_valid();
+}
+
+#[test]
+fn every_owner_has_a_reference() {
+    let (zswap, _) = zswap(ROOMY, false);
+    let slot = zswap.swap_out(&page(1)).unwrap();
+    zswap.dup(slot);
+    zswap.invalidate(slot);
+    expect(&zswap, slot, &page(1));
+    zswap.invalidate(slot);
+    assert_eq!(zswap.counters().stored_pages, 0);
+}
+
+#[test]
+fn a_same_filled_page_takes_no_pool_memory() {
+    let (zswap, _) = zswap(ROOMY, false);
+    let mut filled = [0; PAGE_SIZE];
+    filled.as_chunks_mut().0.fill(*b"01234567");
+    let slot = zswap.swap_out(&filled).unwrap();
+    assert_eq!(zswap.pool_bytes(), 0);
+    assert_eq!(expect(&zswap, slot, &filled), Origin::SameFilled);
+    let counters = zswap.counters();
+    assert_eq!((counters.same_filled_pages, counters.stored_pages, counters.zswpout, counters.zswpin), (1, 1, 1, 1));
+    filled[4095] ^= 1;
+    zswap.swap_out(&filled).unwrap();
+    assert!(zswap.pool_bytes() > 0);
+    zswap.invalidate(slot);
+    assert_eq!(zswap.counters().same_filled_pages, 0);
+}
+
+#[test]
+fn zeros_are_counted_apart_and_no_limit_applies_to_them() {
+    let (zswap, _) = zswap(Config { max_pool_bytes: 0, ..ROOMY }, false);
+    let slot = zswap.swap_out(&[0; PAGE_SIZE]).unwrap();
+    assert_eq!(expect(&zswap, slot, &[0; PAGE_SIZE]), Origin::SameFilled);
+    let counters = zswap.counters();
+    assert_eq!((counters.swpout_zero, counters.swpin_zero, counters.zswpout, counters.zswpin), (1, 1, 0, 0));
+    assert_eq!((counters.pool_limit_hit, counters.same_filled_pages), (0, 1));
+}
+
+#[test]
+fn an_incompressible_page_is_kept_as_it_is() {
+    for swap in [true, false] {
+        let (zswap, _) = zswap(ROOMY, swap);
+        let slot = zswap.swap_out(&noise(1)).unwrap();
+        assert_eq!(expect(&zswap, slot, &noise(1)), Origin::Pool);
+        let counters = zswap.counters();
+        assert_eq!((counters.stored_incompressible_pages, counters.zswap, counters.pool_total_size), (1, 4096, 4096));
+        zswap.invalidate(slot);
+        assert_eq!(zswap.counters().stored_incompressible_pages, 0);
+    }
+}
+
+#[test]
+fn at_the_cap_stores_are_refused_until_the_accept_threshold() {
+    let cap = 100 * 4096;
+    let (zswap, _) = zswap(Config { max_pool_bytes: cap, accept_threshold_percent: 50, ..ROOMY }, false);
+    let mut slots = Vec::new();
+    while zswap.pool_bytes() < cap {
+        assert_eq!(zswap.shrink_needed(), None);
+        slots.push(zswap.swap_out(&noise(slots.len() as u64)).unwrap());
+    }
+    assert_eq!((slots.len(), zswap.counters().pool_limit_hit), (100, 0));
+    assert_eq!(zswap.shrink_needed(), Some(cap / 2), "the cap is reached");
+    assert!(matches!(zswap.swap_out(&page(0)), Err(SwapOutError::NoSpace)));
+    assert_eq!(zswap.counters().pool_limit_hit, 1);
+
+    // Below the cap but above the threshold: still refused, and counted.
+    slots.drain(..49).for_each(|slot| zswap.invalidate(slot));
+    assert_eq!(zswap.shrink_needed(), Some(4096));
+    assert!(matches!(zswap.swap_out(&page(0)), Err(SwapOutError::NoSpace)));
+    assert_eq!(zswap.counters().pool_limit_hit, 2);
+
+    // At the threshold: accepted, and above it again without having been at the cap: still accepted.
+    zswap.invalidate(slots.pop().unwrap());
+    assert_eq!(zswap.shrink_needed(), None);
+    slots.extend([zswap.swap_out(&noise(1)).unwrap(), zswap.swap_out(&noise(2)).unwrap()]);
+    assert!(zswap.pool_bytes() > cap / 2);
+    zswap.swap_out(&noise(3)).unwrap();
+    assert_eq!((zswap.counters().pool_limit_hit, zswap.shrink_needed()), (2, None));
+}
+
+#[test]
+fn a_threshold_of_100_percent_is_no_hysteresis() {
+    let (zswap, _) = zswap(Config { max_pool_bytes: 10 * 4096, accept_threshold_percent: 100, ..ROOMY }, true);
+    let slots: Vec<_> = (0..10).map(|seed| zswap.swap_out(&noise(seed)).unwrap()).collect();
+    assert_eq!(zswap.shrink_needed(), Some(1));
+    zswap.invalidate(slots[0]);
+    assert_eq!(zswap.shrink_needed(), None);
+    zswap.swap_out(&noise(10)).unwrap();
+    assert_eq!(zswap.counters().pool_limit_hit, 0);
+}
+
+#[test]
+fn a_refused_page_goes_straight_to_the_swap_file() {
+    let (zswap, faults) = zswap(Config { max_pool_bytes: 0, ..ROOMY }, true);
+    let slot = zswap.swap_out(&page(1)).unwrap();
+    assert_eq!(expect(&zswap, slot, &page(1)), Origin::Disk);
+    let counters = zswap.counters();
+    assert_eq!((counters.pool_limit_hit, counters.pswpout, counters.pswpin, counters.zswpout), (1, 1, 1, 0));
+    assert_eq!((counters.swap_current, counters.stored_pages, counters.zswpwb), (4096, 0, 0));
+    assert_eq!(faults.bytes_written.load(Relaxed), 4096);
+    zswap.invalidate(slot);
+    assert_eq!(zswap.counters().swap_current, 0);
+    zswap.check_valid();
+}
+
+#[test]
+fn a_full_swap_file_is_no_space_and_a_broken_one_an_error() {
+    let config = Config { max_pool_bytes: 0, swap_limit_bytes: Some(4096), ..ROOMY };
+    let (zswap, faults) = zswap(config, true);
+    faults.write_errors.store(true, Relaxed);
+    assert!(matches!(zswap.swap_out(&page(1)), Err(SwapOutError::Io(_))));
+    faults.write_errors.store(false, Relaxed);
+    faults.disk_full.store(true, Relaxed);
+    assert!(matches!(zswap.swap_out(&page(1)), Err(SwapOutError::NoSpace)));
+    faults.disk_full.store(false, Relaxed);
+    zswap.swap_out(&page(1)).unwrap();
+    assert!(matches!(zswap.swap_out(&page(2)), Err(SwapOutError::NoSpace)), "the limit");
+    zswap.check_valid();
+}
+
+#[test]
+fn without_memory_a_store_is_refused_and_counted() {
+    let (zswap, faults) = zswap(ROOMY, false);
+    faults.no_memory.store(true, Relaxed);
+    assert!(matches!(zswap.swap_out(&page(1)), Err(SwapOutError::NoSpace)));
+    assert_eq!(zswap.counters().reject_alloc_fail, 1);
+    faults.no_memory.store(false, Relaxed);
+    zswap.swap_out(&page(1)).unwrap();
+    zswap.check_valid();
+}
+
+#[test]
+fn shrink_writes_the_coldest_first() {
+    let (zswap, _) = zswap(ROOMY, true);
+    let slots = fill(&zswap, 200);
+    let before = zswap.pool_bytes();
+    let freed = zswap.shrink(before / 4);
+    assert!(freed >= before / 4, "{freed} of {before}");
+    assert_eq!(zswap.pool_bytes(), before - freed);
+    let written = zswap.counters().written_back_pages as usize;
+    assert!((50..150).contains(&written), "{written}");
+    for (i, &slot) in slots.iter().enumerate() {
+        let origin = if i < written { Origin::Disk } else { Origin::Pool };
+        assert_eq!(expect(&zswap, slot, &page(i as u64)), origin, "page {i}");
+    }
+    let counters = zswap.counters();
+    assert_eq!((counters.zswpwb, counters.pswpout), (written as u64, written as u64));
+    assert_eq!((counters.swap_current, counters.stored_pages), (written as u64 * 4096, 200 - written as u64));
+    zswap.check_valid();
+}
+
+#[test]
+fn a_shared_entry_that_was_loaded_has_a_second_chance() {
+    let (zswap, _) = zswap(ROOMY, true);
+    let slots = fill(&zswap, 100);
+    zswap.dup(slots[0]);
+    expect(&zswap, slots[0], &page(0));
+    zswap.invalidate(slots[0]);
+    zswap.shrink(4096);
+    assert_eq!(expect(&zswap, slots[1], &page(1)), Origin::Disk);
+    assert_eq!(expect(&zswap, slots[0], &page(0)), Origin::Pool);
+    zswap.shrink(u64::MAX);
+    assert_eq!(expect(&zswap, slots[0], &page(0)), Origin::Disk);
+    assert_eq!((zswap.pool_bytes(), zswap.shrink(1)), (0, 0));
+}
+
+#[test]
+fn a_writeback_is_few_large_writes() {
+    let (zswap, faults) = zswap(ROOMY, true);
+    fill(&zswap, 1024);
+    zswap.shrink(u64::MAX);
+    assert_eq!((zswap.counters().written_back_pages, faults.writes.load(Relaxed)), (1024, 4));
+}
+
+#[test]
+fn freed_disk_space_is_discarded_and_used_again() {
+    let (zswap, faults) = zswap(ROOMY, true);
+    for round in 1..=3 {
+        let slots = fill(&zswap, 512);
+        zswap.shrink(u64::MAX);
+        assert_eq!(zswap.counters().swap_current, 512 * 4096);
+        slots.into_iter().for_each(|slot| zswap.invalidate(slot));
+        assert_eq!(faults.bytes_discarded.load(Relaxed), round * 512 * 4096);
+        assert_eq!(faults.data.lock().len(), 512 * 4096);
+    }
+    zswap.check_valid();
+}
+
+#[test]
+fn without_a_swap_file_nothing_is_written_back() {
+    let (zswap, _) = zswap(ROOMY, false);
+    fill(&zswap, 10);
+    assert_eq!(zswap.shrink(u64::MAX), 0);
+    assert_eq!(zswap.counters().stored_pages, 10);
+}
+
+#[test]
+fn a_failed_write_loses_nothing_and_gives_up() {
+    let (zswap, faults) = zswap(ROOMY, true);
+    let slots = fill(&zswap, 300);
+    faults.write_errors.store(true, Relaxed);
+    assert_eq!(zswap.shrink(u64::MAX), 0);
+    let counters = zswap.counters();
+    // Attempts of 256, 128, ... 1 pages, then single ones: 16 in all.
+    assert_eq!((counters.reject_reclaim_fail, counters.written_back_pages), (256 + 255 + 7, 0));
+    assert_eq!((counters.stored_pages, counters.swap_current), (300, 0));
+    zswap.check_valid();
+    faults.write_errors.store(false, Relaxed);
+    zswap.shrink(u64::MAX);
+    slots.iter().enumerate().for_each(|(i, &slot)| assert_eq!(expect(&zswap, slot, &page(i as u64)), Origin::Disk));
+}
+
+#[test]
+fn a_nearly_full_disk_is_filled_with_smaller_writes() {
+    let (zswap, faults) = zswap(ROOMY, true);
+    fill(&zswap, 64);
+    faults.largest_write.store(8 * 4096, Relaxed);
+    assert!(zswap.shrink(u64::MAX) > 0);
+    assert_eq!(zswap.counters().written_back_pages, 64);
+}
+
+#[test]
+fn writeback_stops_at_the_swap_limit() {
+    let (zswap, _) = zswap(Config { swap_limit_bytes: Some(100 * 4096), ..ROOMY }, true);
+    fill(&zswap, 300);
+    zswap.shrink(u64::MAX);
+    let counters = zswap.counters();
+    assert_eq!((counters.swap_current, counters.stored_pages, counters.reject_reclaim_fail), (100 * 4096, 200, 0));
+    zswap.check_valid();
+}
+
+#[test]
+fn an_entry_that_changes_while_it_is_written_is_not_recorded() {
+    let (zswap, faults) = zswap(ROOMY, true);
+    let zswap = Arc::new(zswap);
+    let slots = fill(&zswap, 40);
+    let (other, during) = (slots.clone(), zswap.clone());
+    *faults.before_write.lock() = Some(Box::new(move || {
+        during.invalidate(other[0]);
+        let again = during.swap_out(&page(100)).unwrap();
+        assert_eq!(again, other[0], "the slot is given out again");
+        assert_eq!(expect(&during, other[1], &page(1)), Origin::Pool, "a load takes the pool's copy");
+        during.dup(other[2]);
+    }));
+    // One write of the sixteen coldest.
+    zswap.shrink(1);
+    assert_eq!(expect(&zswap, slots[0], &page(100)), Origin::Pool);
+    assert_eq!(expect(&zswap, slots[1], &page(1)), Origin::Pool, "loaded meanwhile");
+    assert_eq!(expect(&zswap, slots[2], &page(2)), Origin::Disk, "shared meanwhile");
+    zswap.invalidate(slots[2]);
+    assert_eq!(expect(&zswap, slots[2], &page(2)), Origin::Disk);
+    assert_eq!((zswap.counters().written_back_pages, zswap.counters().swap_current), (14, 14 * 4096));
+    zswap.check_valid();
+}
+
+#[test]
+fn nothing_waits_for_a_writeback() {
+    let (zswap, faults) = zswap(ROOMY, true);
+    let zswap = Arc::new(zswap);
+    let slots = fill(&zswap, 100);
+    zswap.shrink(1);
+    assert_eq!(expect(&zswap, slots[0], &page(0)), Origin::Disk);
+    let (started, writing) = std::sync::mpsc::channel();
+    let (finish, finished) = std::sync::mpsc::channel::<()>();
+    *faults.before_write.lock() = Some(Box::new(move || {
+        started.send(()).unwrap();
+        finished.recv().unwrap();
+    }));
+    let shrinker = std::thread::spawn({
+        let zswap = zswap.clone();
+        move || zswap.shrink(u64::MAX)
+    });
+    writing.recv().unwrap();
+    assert_eq!(expect(&zswap, slots[0], &page(0)), Origin::Disk);
+    assert_eq!(expect(&zswap, slots[50], &page(50)), Origin::Pool, "it is being written");
+    slots.iter().for_each(|&slot| zswap.invalidate(slot));
+    zswap.swap_out(&page(1000)).unwrap();
+    zswap.compact();
+    finish.send(()).unwrap();
+    shrinker.join().unwrap();
+    zswap.check_valid();
+}
+
+#[test]
+fn damage_on_disk_is_found_and_counted() {
+    let (zswap, faults) = zswap(ROOMY, true);
+    let slots = fill(&zswap, 2);
+    zswap.shrink(u64::MAX);
+    let load = |slot| zswap.load(slot, &mut [0; PAGE_SIZE]);
+    faults.damaged_reads.store(true, Relaxed);
+    assert!(matches!(load(slots[0]), Err(LoadError::Corrupt)));
+    faults.damaged_reads.store(false, Relaxed);
+    let first = faults.data.lock()[..4096].to_vec();
+    assert_ne!(first, page(0), "encrypted");
+    faults.data.lock().copy_within(..4096, 4096);
+    assert!(matches!(load(slots[1]), Err(LoadError::Corrupt)), "a block in another's place");
+    expect(&zswap, slots[0], &page(0));
+
+    // A block put back to what it held for an earlier page.
+    zswap.invalidate(slots[0]);
+    zswap.swap_out(&page(3)).unwrap();
+    zswap.shrink(u64::MAX);
+    expect(&zswap, slots[0], &page(3));
+    faults.data.lock()[..4096].copy_from_slice(&first);
+    assert!(matches!(load(slots[0]), Err(LoadError::Corrupt)), "rolled back");
+    assert_eq!(zswap.counters().decompress_fail, 3);
+    assert_eq!(zswap.counters().pswpin, 2, "only pages that were delivered");
+}
+
+#[test]
+fn a_failed_read_can_be_tried_again() {
+    let (zswap, faults) = zswap(ROOMY, true);
+    let slots = fill(&zswap, 1);
+    zswap.shrink(u64::MAX);
+    faults.read_errors.store(true, Relaxed);
+    assert!(matches!(zswap.load(slots[0], &mut [0; PAGE_SIZE]), Err(LoadError::Io(_))));
+    faults.read_errors.store(false, Relaxed);
+    expect(&zswap, slots[0], &page(0));
+}
+
+#[test]
+fn entries_remember_their_codec() {
+    let (zswap, _) = zswap(ROOMY, true);
+    let mut slots = Vec::new();
+    for (seed, compressor) in Compressor::ALL.into_iter().enumerate() {
+        zswap.set_compressor(compressor);
+        slots.push(zswap.swap_out(&page(seed as u64)).unwrap());
+    }
+    for (seed, &slot) in slots.iter().enumerate() {
+        assert_eq!(expect(&zswap, slot, &page(seed as u64)), Origin::Pool);
+    }
+    zswap.shrink(u64::MAX);
+    slots
+        .iter()
+        .enumerate()
+        .for_each(|(seed, &slot)| assert_eq!(expect(&zswap, slot, &page(seed as u64)), Origin::Disk));
+}
+
+#[test]
+fn compaction_gives_pages_back() {
+    let (zswap, _) = zswap(ROOMY, false);
+    let slots = fill(&zswap, 1000);
+    let (keep, drop): (Vec<_>, Vec<_>) = slots.into_iter().enumerate().partition(|(i, _)| i % 20 == 0);
+    drop.into_iter().for_each(|(_, slot)| zswap.invalidate(slot));
+    let before = zswap.pool_bytes();
+    let freed = zswap.compact();
+    assert!(freed > before / 2, "{freed} of {before}");
+    assert_eq!(zswap.pool_bytes(), before - freed);
+    keep.into_iter().for_each(|(i, slot)| drop_checked(&zswap, slot, i as u64));
+    assert_eq!(zswap.pool_bytes(), 0);
+}
+
+fn drop_checked(zswap: &Zswap, slot: Slot, seed: u64) {
+    expect(zswap, slot, &page(seed));
+    zswap.invalidate(slot);
+}
+
+#[test]
+fn metadata_is_at_most_64_bytes_a_page() {
+    let (zswap, _) = zswap(ROOMY, true);
+    let pages = 20_000;
+    fill(&zswap, pages);
+    let in_pool = zswap.metadata_bytes();
+    assert!(in_pool <= 64 * pages, "{} bytes a page in the pool", in_pool / pages);
+    zswap.shrink(u64::MAX);
+    assert!(zswap.metadata_bytes() <= 64 * pages, "{} bytes a page on disk", zswap.metadata_bytes() / pages);
+}
+
+#[test]
+fn the_engine_is_shared_between_threads() {
+    fn shared<T: Send + Sync>() {}
+    shared::<Zswap>();
+}
+
+#[test]
+fn counters_carry_the_kernels_names() {
+    let (zswap, _) = zswap(ROOMY, false);
+    let json = serde_json::to_value(zswap.counters()).unwrap();
+    let names: Vec<_> = json.as_object().unwrap().keys().map(String::as_str).collect();
+    let mut expected = vec![
+        "pool_limit_hit",
+        "reject_reclaim_fail",
+        "reject_alloc_fail",
+        "reject_kmemcache_fail",
+        "reject_compress_fail",
+        "reject_compress_poor",
+        "decompress_fail",
+        "written_back_pages",
+        "pool_total_size",
+        "stored_pages",
+        "stored_incompressible_pages",
+        "same_filled_pages",
+        "zswpin",
+        "zswpout",
+        "zswpwb",
+        "pswpin",
+        "pswpout",
+        "swpin_zero",
+        "swpout_zero",
+        "zswap",
+        "zswapped",
+        "swap_current",
+    ];
+    expected.sort();
+    assert_eq!(names, expected);
+}
