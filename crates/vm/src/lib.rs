@@ -1,1 +1,3 @@
 //! userfaultfd, address spaces, staging, reclaim, faults.
+
+pub mod doctor;
