@@ -290,8 +290,7 @@ fn lab() -> Command {
             .help("What to run; --help lists it")
             .num_args(0..)
             .trailing_var_arg(true)
-            .allow_hyphen_values(true)
-            .value_parser(clap::builder::OsStringValueParser::new()),
+            .allow_hyphen_values(true),
     )
 }
 

@@ -14,6 +14,8 @@ use crate::size::Human;
 
 /// Below this no program can make progress: a process start alone touches about 1 MiB, and reclaim needs room to work.
 pub const MEMORY_MAX_LEAST: u64 = 4 << 20;
+/// More than a process has addresses: nobody can mean that. Above RAM is allowed, and means "no limit of ours".
+pub const MEMORY_MAX_MOST: u64 = 1 << 47;
 /// The pool and the swap file hold at least one page.
 const PAGE: u64 = 4096;
 /// Cap on the pool, percent of RAM, as the kernel has it.
@@ -27,7 +29,7 @@ const HEADROOM_LEAST: u64 = 32 << 20;
 pub fn job_config(settings: &Settings, ram: &Ram) -> Result<JobConfig, String> {
     let (memory_max, memory_high) = limits(settings, ram)?;
     let max_pool = match (settings.size("max-pool"), settings.percent("max-pool-percent")) {
-        (Some(_), _) => bounded(settings, "max-pool", PAGE, ram)?.expect("is set"),
+        (Some(_), _) => bounded(settings, "max-pool", PAGE, ram.bytes(), ram)?.expect("is set"),
         (None, percent) => percent_of(percent.unwrap_or(MAX_POOL_PERCENT), ram.bytes()),
     };
     let stats = settings.path("stats");
@@ -52,8 +54,8 @@ fn percent_of(percent: u8, bytes: u64) -> u64 {
 }
 
 fn limits(settings: &Settings, ram: &Ram) -> Result<(Option<u64>, Option<u64>), String> {
-    let max = bounded(settings, "memory-max", MEMORY_MAX_LEAST, ram)?;
-    let high = bounded(settings, "memory-high", MEMORY_MAX_LEAST, ram)?;
+    let max = bounded(settings, "memory-max", MEMORY_MAX_LEAST, MEMORY_MAX_MOST, ram)?;
+    let high = bounded(settings, "memory-high", MEMORY_MAX_LEAST, MEMORY_MAX_MOST, ram)?;
     match (max, high) {
         (Some(max), Some(high)) if high > max => Err(format!(
             "{} ({}) is above {} ({}); lower it, or raise the limit",
@@ -87,24 +89,16 @@ fn enclosing_limit(ram: &Ram) -> Result<u64, String> {
     Ok(max)
 }
 
-/// A size setting in bytes, refused below `least` and above RAM.
-fn bounded(settings: &Settings, name: &str, least: u64, ram: &Ram) -> Result<Option<u64>, String> {
+/// A size setting in bytes, refused below `least` and above `most`.
+fn bounded(settings: &Settings, name: &str, least: u64, most: u64, ram: &Ram) -> Result<Option<u64>, String> {
     let Some(amount) = settings.size(name) else { return Ok(None) };
     let bytes = amount.bytes(ram.bytes());
     let spelling = settings.spelling(name);
     if bytes < least {
         return Err(format!("{spelling}: {} is too little to work with; give at least {}", Human(bytes), Human(least)));
     }
-    if bytes > ram.bytes() {
-        let whose = match &ram.limit {
-            Some(limit) => format!("the enclosing cgroup may use ({})", limit.file.display()),
-            None => "this machine has".into(),
-        };
-        return Err(format!(
-            "{spelling}: {} is more memory than {whose}; give at most {}",
-            Human(bytes),
-            Human(ram.bytes())
-        ));
+    if bytes > most {
+        return Err(format!("{spelling}: {} is more than makes sense; give at most {}", Human(bytes), Human(most)));
     }
     Ok(Some(bytes))
 }

@@ -13,7 +13,6 @@ mod run;
 mod settings;
 mod size;
 
-use std::ffi::OsString;
 use std::io::{self, Write};
 use std::process::ExitCode;
 
@@ -59,7 +58,7 @@ fn dispatch() -> Result<i32, Failure> {
         "doctor" => Ok(doctor::doctor(matches.get_flag("json"), matches.get_flag("all"))),
         "demo" => demo::demo(matches),
         "lab" => {
-            let arguments: Vec<OsString> = matches.get_many("arguments").unwrap_or_default().cloned().collect();
+            let arguments: Vec<String> = matches.get_many("arguments").unwrap_or_default().cloned().collect();
             Ok(uzswap_lab::main(&arguments))
         }
         "completions" => Ok(completions(matches)),

@@ -26,10 +26,10 @@ pub fn run(matches: &ArgMatches) -> Result<i32, Failure> {
 }
 
 /// The doctor's words for its first finding, in one line.
-fn cannot_run(problem: &Check) -> String {
+pub fn cannot_run(problem: &Check) -> String {
     let places = surroundings();
     let remedy = problem.remedies.iter().find(|remedy| places.contains(&remedy.place));
     let remedy = remedy.map(|remedy| remedy.text.lines().map(str::trim).collect::<Vec<_>>().join(" / "));
-    let remedy = remedy.unwrap_or_default();
-    format!("cannot run here: {}: {}; {remedy}; see uzswap doctor", problem.name, problem.finding)
+    let remedy = remedy.map_or_else(String::new, |text| format!("; to grant it: {text}"));
+    format!("cannot run here: {}: {}{remedy}; see uzswap doctor", problem.name, problem.finding)
 }

@@ -60,6 +60,8 @@ pub fn surroundings() -> Vec<Place> {
 
 /// What was found to be missing.
 pub(super) enum Missing {
+    /// What an earlier check has already named.
+    AnotherCheck,
     /// A newer or fuller kernel.
     Kernel,
     /// The right to a userfaultfd that serves faults of the kernel too.
@@ -88,27 +90,29 @@ const PTRACE_UNIT: &str = "[Service]\nAmbientCapabilities=CAP_SYS_PTRACE";
 const PTRACE_HOST: &str = "run as root, or hand the capability to the job:\n\
      sudo setpriv --reuid $(id -u) --regid $(id -g) --init-groups \\\n  \
      --inh-caps +sys_ptrace --ambient-caps +sys_ptrace uzswap run ...";
-const FULL_MODE_HOST: &str = "give yourself the device, for now or for good:\n\
-     sudo setfacl -m u:$USER:rw /dev/userfaultfd\n\
-     echo 'KERNEL==\"userfaultfd\", GROUP=\"users\", MODE=\"0660\"' | sudo tee /etc/udev/rules.d/60-userfaultfd.rules\n\
-     or allow the system call to all: sudo sysctl vm.unprivileged_userfaultfd=1";
+/// Ways to userfaultfd alone, for machines that hand out CAP_SYS_PTRACE to the manager only.
+const DEVICE_HOST: &str = "userfaultfd can also be granted by itself, fork events still need the capability:\n\
+     sudo setfacl -m u:$USER:rw /dev/userfaultfd   (for good: a udev rule\n  \
+     KERNEL==\"userfaultfd\", GROUP=\"users\", MODE=\"0660\")\n\
+     or: sudo sysctl vm.unprivileged_userfaultfd=1";
 
 impl Missing {
     /// What to do, for every surrounding.
     pub(super) fn remedies(&self) -> Vec<Remedy> {
         let [docker, podman, kubernetes, systemd, host] = match self {
+            Missing::AnotherCheck => return Vec::new(),
             Missing::Kernel => everywhere(
                 "boot a kernel of version 6.8 or later with CONFIG_USERFAULTFD=y and CONFIG_PROC_PAGE_MONITOR=y \
                  (containers use the host's)",
             ),
             Missing::FullMode => [
-                format!("docker run {PTRACE_CONTAINER} ...   or   docker run --device /dev/userfaultfd ..."),
+                format!("docker run {PTRACE_CONTAINER} --device /dev/userfaultfd ..."),
                 format!(
-                    "podman run {PTRACE_CONTAINER} ...   (as root)   or   podman run --device /dev/userfaultfd ..."
+                    "sudo podman run {PTRACE_CONTAINER} --device /dev/userfaultfd ...   (rootless podman cannot grant it)"
                 ),
                 PTRACE_POD.into(),
-                format!("{PTRACE_UNIT}\nDeviceAllow=/dev/userfaultfd rw"),
-                FULL_MODE_HOST.into(),
+                PTRACE_UNIT.into(),
+                format!("{PTRACE_HOST}\n{DEVICE_HOST}"),
             ],
             Missing::FilteredFullMode => [
                 format!(
@@ -119,7 +123,7 @@ impl Missing {
                 ),
                 format!("{PTRACE_POD}\n  seccompProfile:\n    type: Unconfined"),
                 format!("{PTRACE_UNIT}\nSystemCallFilter=userfaultfd"),
-                format!("start it outside the sandbox that set the filter, then {FULL_MODE_HOST}"),
+                format!("start it outside the sandbox that set the filter, and {PTRACE_HOST}"),
             ],
             Missing::Ptrace => [
                 format!("docker run {PTRACE_CONTAINER} ..."),
