@@ -1,0 +1,53 @@
+# make demo: the main job, on real input, in about a minute.  make test: everything that is checked.
+
+UZSWAP := $(if $(CARGO_TARGET_DIR),$(CARGO_TARGET_DIR),target)/release/uzswap
+
+# Each program that the job tests run, and the package that brings it.
+PROGRAMS := redis-server:redis-server sqlite3:sqlite3 node:nodejs java:default-jdk-headless javac:default-jdk-headless \
+            xz:xz-utils g++:g++ gcc:gcc python3:python3
+
+.PHONY: help build demo test check docs unit jobs licences deps soak
+
+help:
+	@echo "make demo   run a real program over 1 GiB in 256 MiB, and compare with a run without uzswap"
+	@echo "make test   format, lints, documentation, licences, unit tests, real programs inside a limit"
+	@echo "make build  the binary: $(UZSWAP)"
+	@echo "make deps   install the programs that the tests run, those that are missing"
+
+build:
+	cargo build --release --locked -p uzswap
+
+demo: build
+	$(UZSWAP) demo
+
+test: check docs licences unit jobs
+
+check:
+	cargo fmt --all --check
+	cargo clippy --locked --workspace --all-targets -- -D warnings
+
+docs:
+	RUSTDOCFLAGS=-Dwarnings cargo doc --locked --no-deps --workspace
+
+licences:
+	python3 scripts/licences.py
+
+unit:
+	cargo test --locked --workspace
+
+jobs: build deps
+	python3 tests/run.py --uzswap $(UZSWAP)
+
+soak: build deps
+	python3 tests/run.py --full --uzswap $(UZSWAP)
+
+deps:
+	@missing=; for pair in $(PROGRAMS); do \
+	    command -v "$${pair%%:*}" >/dev/null || missing="$$missing $${pair##*:}"; done; \
+	missing=$$(printf '%s\n' $$missing | sort -u | tr '\n' ' '); \
+	[ -z "$${missing# }" ] && exit 0; \
+	command -v apt-get >/dev/null || { echo "make deps: install these first: $$missing" >&2; exit 1; }; \
+	sudo=; [ "$$(id -u)" = 0 ] || sudo=sudo; \
+	echo "installing: $$missing"; \
+	$$sudo apt-get update -q && \
+	$$sudo env DEBIAN_FRONTEND=noninteractive apt-get install -qy --no-install-recommends $$missing

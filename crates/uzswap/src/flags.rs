@@ -1,0 +1,366 @@
+//! The flags of `uzswap run`: one definition each, from which parser, help, man page, completions, environment
+//! variable and configuration key are made.
+//!
+//! 1. [`RUN`] is the only place that names a flag; nothing else spells its variable or its key.
+//! 2. A value is the same text wherever it comes from and is parsed by its [`Kind`] alone, so that one mistake gives
+//!    the same words on the command line, in the environment and in a file.
+//! 3. A flag's default is stated in its help and lives in `job.rs`.
+
+use std::fmt;
+use std::path::PathBuf;
+
+use clap::{Arg, ArgAction, Command, ValueHint};
+use uzswap_engine::Compressor;
+
+use crate::size::{Amount, parse_amount};
+
+/// One flag.
+#[derive(Debug)]
+pub struct Flag {
+    /// Long name without dashes; also the configuration key.
+    pub name: &'static str,
+    /// What its value is.
+    pub kind: Kind,
+    /// One line, for `-h`.
+    pub help: &'static str,
+    /// More, for `--help` and the man page.
+    pub more: &'static str,
+}
+
+/// What a flag's value looks like.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    /// A size, or a percentage of RAM.
+    Size,
+    /// A whole number from the first to the second, without a percent sign.
+    Percent(u8, u8),
+    /// A codec's kernel name.
+    Codec,
+    /// A file.
+    Path,
+    /// On or off.
+    Switch,
+}
+
+/// A parsed value.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Value {
+    /// Of [`Kind::Size`].
+    Size(Amount),
+    /// Of [`Kind::Percent`].
+    Percent(u8),
+    /// Of [`Kind::Codec`].
+    Codec(Compressor),
+    /// Of [`Kind::Path`].
+    Path(PathBuf),
+    /// Of [`Kind::Switch`].
+    Switch(bool),
+}
+
+/// All flags of `uzswap run` that a file or the environment may set too.
+pub const RUN: &[Flag] = &[
+    Flag {
+        name: "memory-max",
+        kind: Kind::Size,
+        help: "Most memory the job may hold: resident anonymous pages plus compressed pool",
+        more: "Reclaim keeps the job below it. Without this and --memory-high, the limit of the enclosing cgroup less one \
+               eighth (at least 32 MiB) is taken; with no cgroup limit either, run refuses to start. Default: see above",
+    },
+    Flag {
+        name: "memory-high",
+        kind: Kind::Size,
+        help: "Reclaim starts when the job holds this much",
+        more: "At most --memory-max. Alone, it reclaims without ever being a hard limit. Default: chosen from --memory-max",
+    },
+    Flag {
+        name: "max-pool-percent",
+        kind: Kind::Percent(1, 100),
+        help: "Cap on the compressed pool, in percent of RAM",
+        more: "RAM is the smaller of the machine's memory and the enclosing cgroup's limit. Default: 20",
+    },
+    Flag {
+        name: "max-pool",
+        kind: Kind::Size,
+        help: "Cap on the compressed pool, as a size",
+        more: "Excludes --max-pool-percent.",
+    },
+    Flag {
+        name: "accept-threshold-percent",
+        kind: Kind::Percent(1, 100),
+        help: "A pool that was full accepts pages again at this percentage of its cap",
+        more: "100 means no hysteresis. Default: 90",
+    },
+    Flag {
+        name: "compressor",
+        kind: Kind::Codec,
+        help: "Codec for pages that are stored from now on",
+        more: "One of lz4, lzo-rle, zstd, deflate. Default: lz4",
+    },
+    Flag {
+        name: "swap-file",
+        kind: Kind::Path,
+        help: "File to create for pages that are written back",
+        more: "It must not exist yet; it is created with mode 0600 and removed at the end. \
+               Default: an unlinked file under /var/tmp",
+    },
+    Flag {
+        name: "swap-size",
+        kind: Kind::Size,
+        help: "Most the swap file may grow to",
+        more: "Default: whatever the file system gives",
+    },
+    Flag {
+        name: "no-swap",
+        kind: Kind::Switch,
+        help: "Never write pages to disk",
+        more: "Pages that the pool refuses stay resident. Excludes --swap-file and --swap-size.",
+    },
+    Flag {
+        name: "stats",
+        kind: Kind::Path,
+        help: "File for the job's counters, as JSON, rewritten every second and at the end",
+        more: "",
+    },
+    Flag { name: "quiet", kind: Kind::Switch, help: "No summary on stderr at the end", more: "" },
+    Flag {
+        name: "require",
+        kind: Kind::Switch,
+        help: "Refuse programs that cannot be managed",
+        more: "Without it, a program that the agent cannot enter (static, setuid) runs unmanaged, with a warning.",
+    },
+];
+
+/// Pairs of flags that exclude each other when given in the same place; else the stronger place wins.
+pub const EXCLUSIVE: [(&str, &str); 3] =
+    [("max-pool", "max-pool-percent"), ("no-swap", "swap-size"), ("no-swap", "swap-file")];
+
+/// Every codec by its kernel name, the default first.
+pub const CODECS: [(&str, Compressor); 4] = [
+    ("lz4", Compressor::Lz4),
+    ("lzo-rle", Compressor::LzoRle),
+    ("zstd", Compressor::Zstd),
+    ("deflate", Compressor::Deflate),
+];
+
+impl Flag {
+    /// The environment variable: `UZSWAP_MEMORY_MAX`.
+    pub fn variable(&self) -> String {
+        format!("UZSWAP_{}", self.name.to_uppercase().replace('-', "_"))
+    }
+
+    fn arg(&self) -> Arg {
+        let sentence = if self.more.is_empty() { String::new() } else { format!("\n\n{}", self.more) };
+        let arg = Arg::new(self.name).long(self.name).help(self.help).long_help(format!(
+            "{}{sentence} [env: {}] [key: {}]",
+            self.help,
+            self.variable(),
+            self.name
+        ));
+        match self.kind {
+            Kind::Switch => arg.action(ArgAction::SetTrue),
+            // A value may begin with a dash, so that `--memory-max -1` is called negative and not an unknown flag.
+            kind => arg
+                .action(ArgAction::Set)
+                .value_name(kind.placeholder())
+                .allow_hyphen_values(true)
+                .value_parser(clap::builder::OsStringValueParser::new())
+                .value_hint(if kind == Kind::Path { ValueHint::FilePath } else { ValueHint::Other }),
+        }
+    }
+}
+
+impl Kind {
+    fn placeholder(self) -> &'static str {
+        match self {
+            Kind::Size => "SIZE",
+            Kind::Percent(..) => "PERCENT",
+            Kind::Codec => "NAME",
+            Kind::Path | Kind::Switch => "FILE",
+        }
+    }
+
+    /// Parses `text`; the error says what is wrong with it and what would be right.
+    pub fn parse(self, text: &str) -> Result<Value, String> {
+        match self {
+            Kind::Size => parse_amount(text).map(Value::Size),
+            Kind::Percent(least, most) => match text.parse::<u8>() {
+                Ok(percent) if (least..=most).contains(&percent) => Ok(Value::Percent(percent)),
+                _ => Err(format!("'{text}' is not a whole number from {least} to {most}")),
+            },
+            Kind::Codec => {
+                let names = CODECS.map(|(name, _)| name).join(", ");
+                let found = CODECS.iter().find(|(name, _)| *name == text);
+                found
+                    .map(|&(_, codec)| Value::Codec(codec))
+                    .ok_or_else(|| format!("'{text}' is not a compressor; known are {names}"))
+            }
+            Kind::Path if text.is_empty() => Err("is empty; give a file name".into()),
+            Kind::Path => Ok(Value::Path(text.into())),
+            Kind::Switch => match text.to_ascii_lowercase().as_str() {
+                "1" | "yes" | "true" | "on" => Ok(Value::Switch(true)),
+                "0" | "no" | "false" | "off" => Ok(Value::Switch(false)),
+                _ => Err(format!("'{text}' is neither yes nor no")),
+            },
+        }
+    }
+}
+
+impl fmt::Display for Flag {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "--{}", self.name)
+    }
+}
+
+/// The whole command line, as clap sees it.
+pub fn command() -> Command {
+    Command::new("uzswap")
+        .version(env!("CARGO_PKG_VERSION"))
+        .about("zswap in user space: runs unmodified Linux programs inside a memory limit")
+        .subcommand_required(true)
+        .arg_required_else_help(true)
+        .disable_help_subcommand(true)
+        .after_help(
+            "Exit status: the program's own for run (128+N if signal N killed it, 126 not executable, 127 not found); \
+             2 for bad usage or a failed set-up; doctor: 0 if run will work, else 1.",
+        )
+        .subcommands([run(), doctor(), demo(), lab(), completions(), man()])
+}
+
+fn run() -> Command {
+    Command::new("run")
+        .about("Run a program inside a memory limit")
+        .long_about(
+            "Run a program inside a memory limit. Cold anonymous pages are compressed into a pool in RAM and, when that is \
+             full or memory is short, written back to a swap file; the program never knows.\n\nEvery flag can also be set \
+             by an environment variable or by a key of a TOML file. A flag is stronger than the environment, the \
+             environment stronger than the file. Without --config the files are ~/.config/uzswap.toml and, weaker, \
+             /etc/uzswap.toml, if they exist.\n\nSizes are bytes, or 512K, 256M, 1.5G, 2T (powers of 1024), or a percentage \
+             of RAM such as 25%.",
+        )
+        .args_override_self(true)
+        .args(RUN.iter().map(Flag::arg))
+        .arg(
+            Arg::new("config")
+                .long("config")
+                .value_name("FILE")
+                .help("TOML file with settings, instead of the default files")
+                .long_help("TOML file with settings, instead of the default files [env: UZSWAP_CONFIG]")
+                .value_parser(clap::builder::OsStringValueParser::new())
+                .value_hint(ValueHint::FilePath),
+        )
+        .arg(
+            Arg::new("command")
+                .value_name("CMD")
+                .help("The program and its arguments")
+                .required(true)
+                .num_args(1..)
+                .trailing_var_arg(true)
+                .value_parser(clap::builder::OsStringValueParser::new())
+                .value_hint(ValueHint::CommandWithArguments),
+        )
+}
+
+fn doctor() -> Command {
+    Command::new("doctor")
+        .about("Say what run needs, whether this machine grants it, and what to do if not")
+        .long_about(
+            "Say what run needs, whether this machine grants it, and what to do if not. Each thing is tried, not guessed. \
+             Exit status 0 if run will work, else 1.",
+        )
+        .arg(switch("json", "Print the findings as JSON"))
+        .arg(switch("all", "Print the remedies for all surroundings, not only for those detected"))
+}
+
+fn demo() -> Command {
+    let text = |name: &'static str, value: &'static str, default: &'static str, help: &'static str| {
+        Arg::new(name).long(name).value_name(value).default_value(default).allow_hyphen_values(true).help(help)
+    };
+    Command::new("demo")
+        .about("Run a real program over 1 GiB of data in 256 MiB and compare with a run without uzswap")
+        .arg(text("size", "SIZE", "1G", "How much data the program holds"))
+        .arg(text("memory-max", "SIZE", "256M", "The limit it runs under"))
+        .arg(text("compressor", "NAME", CODECS[0].0, "Codec for stored pages"))
+        .arg(text("seed", "NUMBER", "1", "Seed of the generated data"))
+}
+
+fn lab() -> Command {
+    Command::new("lab").about("Experiments, simulation and rivals").disable_help_flag(true).arg(
+        Arg::new("arguments")
+            .value_name("ARGS")
+            .help("What to run; --help lists it")
+            .num_args(0..)
+            .trailing_var_arg(true)
+            .allow_hyphen_values(true),
+    )
+}
+
+fn completions() -> Command {
+    Command::new("completions").about("Print a completion script for a shell").arg(
+        Arg::new("shell")
+            .value_name("SHELL")
+            .required(true)
+            .value_parser(clap::value_parser!(clap_complete::Shell))
+            .help("For which shell"),
+    )
+}
+
+fn man() -> Command {
+    Command::new("man").about("Print the man page").arg(
+        Arg::new("page")
+            .value_name("SUBCOMMAND")
+            .value_parser(["run", "doctor", "demo"])
+            .help("The page of a subcommand instead of the main page"),
+    )
+}
+
+fn switch(name: &'static str, help: &'static str) -> Arg {
+    Arg::new(name).long(name).action(ArgAction::SetTrue).help(help)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_command_line_is_well_formed() {
+        command().debug_assert();
+    }
+
+    #[test]
+    fn names_make_variables() {
+        assert_eq!(RUN[0].variable(), "UZSWAP_MEMORY_MAX");
+        let mut names: Vec<_> = RUN.iter().map(|flag| flag.name).collect();
+        names.sort_unstable();
+        names.dedup();
+        assert_eq!(names.len(), RUN.len(), "a flag is defined twice");
+    }
+
+    #[test]
+    fn exclusive_pairs_name_real_flags() {
+        for name in EXCLUSIVE.iter().flat_map(|&(one, other)| [one, other]) {
+            assert!(RUN.iter().any(|flag| flag.name == name), "{name}");
+        }
+    }
+
+    #[test]
+    fn each_kind_reads_good_and_refuses_bad() {
+        for (kind, good, bad, why) in [
+            (Kind::Size, "25%", "1X", "not a size"),
+            (Kind::Percent(1, 100), "100", "101", "from 1 to 100"),
+            (Kind::Percent(1, 100), "1", "-1", "from 1 to 100"),
+            (Kind::Percent(1, 100), "50", "50%", "from 1 to 100"),
+            (Kind::Codec, "lzo-rle", "LZ4", "lz4, lzo-rle, zstd, deflate"),
+            (Kind::Path, "/a", "", "file name"),
+            (Kind::Switch, "Yes", "2", "neither yes nor no"),
+        ] {
+            assert!(kind.parse(good).is_ok(), "{good}");
+            assert!(kind.parse(bad).is_err_and(|error| error.contains(why)), "{bad}");
+        }
+    }
+
+    #[test]
+    fn the_help_of_codecs_lists_them_all() {
+        let flag = RUN.iter().find(|flag| flag.kind == Kind::Codec).expect("a codec flag");
+        assert!(CODECS.iter().all(|(name, _)| flag.more.contains(name)));
+    }
+}
