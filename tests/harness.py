@@ -169,6 +169,8 @@ class Job:
 
     def wait(self, timeout: float, sample: bool = False) -> Outcome:
         """Waits for the program that was started, and ends whatever is left when time is up."""
+        if self.process.returncode is not None:
+            return self.finish()
         deadline = self.started + timeout
         watch = os.pidfd_open(self.process.pid)
         try:
