@@ -130,7 +130,13 @@ fn run_ours(program: &Path, size: u64, scratch: &Scratch, interrupt: &Interrupt)
     let limit = (4 * size).to_string();
     let mut command = Command::new(std::env::current_exe().context("cannot find uzswap itself")?);
     command.args(["run", "--quiet", "--memory-max", &limit, "--"]).arg(program).arg(size.to_string());
-    Sample::parse(&run_program(&mut command, scratch, interrupt)?)
+    let before = stored_since_boot();
+    let words = run_program(&mut command, scratch, interrupt)?;
+    let stored = (stored_since_boot() - before) * 4096;
+    if stored > size / 10 {
+        bail!("the kernel's zswap took {stored} bytes while uzswap was measured: this would be no comparison");
+    }
+    Sample::parse(&words)
 }
 
 fn run_kernel(program: &Path, size: u64, scratch: &Scratch, interrupt: &Interrupt) -> Result<Sample> {
