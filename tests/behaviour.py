@@ -1,0 +1,328 @@
+"""How a program under uzswap looks from outside: status, streams, signals, terminal, messages, overhead."""
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import select
+import signal
+import statistics
+import subprocess
+import sys
+import time
+
+import harness
+from suite import MIB, PROGRAMS, Context, Result, complaint, counter, need, test
+
+USUAL = ("--memory-max", "64M", "--quiet")
+CODECS = ("lz4", "lzo-rle", "zstd", "deflate")
+
+
+def check(name: str, *problems) -> Result:
+    """A result that is fine if no problem is left; each is a message or something false."""
+    real = [problem for problem in problems if problem]
+    return Result(name, not real, "; ".join(real))
+
+
+def unless(condition, message: str):
+    return None if condition else message
+
+
+# --- status and streams --------------------------------------------------------------------------
+
+@test("status", 20, needs_uzswap=False)
+def exit_statuses(context: Context, test):
+    cases = [(f"exit {status}", ["sh", "-c", f"exit {status}"], status) for status in (0, 1, 3, 255)]
+    cases += [(f"killed by {number.name}", ["sh", "-c", f"kill -{number.value} $$"], 128 + number)
+              for number in (signal.SIGTERM, signal.SIGKILL, signal.SIGSEGV, signal.SIGINT, signal.SIGPIPE)]
+    for what, argv, status in cases:
+        outcome = context.run(argv, *USUAL, timeout=test.seconds)
+        yield check(f"status: {what}", unless(outcome.status == status, f"expected {status}, got {complaint(outcome)}"))
+
+
+@test("not-found", 20)
+def programs_that_do_not_start(context: Context, test):
+    directory = context.directory()
+    (directory / "plain").write_text("no program\n")
+    for what, path, status in (("unknown program", "no-such-program-here", 127),
+                               ("unknown path", directory / "absent", 127),
+                               ("not executable", directory / "plain", 126), ("a directory", directory, 126)):
+        yield one_line_and_nothing_left(context, f"not-found: {what}", ["--memory-max", "64M"], [path], status)
+
+
+@test("streams", 20, needs_uzswap=False)
+def streams(context: Context, test):
+    """stdin reaches the program, and stdout and stderr are the program's alone when uzswap is quiet."""
+    with open("/dev/urandom", "rb") as random:
+        data = random.read(3 * MIB)
+    directory = context.directory()
+    (directory / "input").write_bytes(data)
+    with open(directory / "input", "rb") as stdin:
+        outcome = context.run(["sh", "-c", "cat; echo words >&2"], *USUAL, timeout=test.seconds, stdin=stdin)
+    expected = hashlib.sha256(data).hexdigest()
+    yield check("streams: stdin to stdout", unless(outcome.digest == expected, "stdout differs"), outcome.hang)
+    yield check("streams: stderr", unless(outcome.stderr == "words\n", f"stderr is {outcome.stderr!r}"))
+    outcome = context.run(["sh", "-c", "exec 3</dev/null; ls /proc/self/fd | tr '\\n' ' '; umask; pwd -P"], *USUAL,
+                          timeout=test.seconds, directory=directory)
+    native = harness.run(["sh", "-c", "exec 3</dev/null; ls /proc/self/fd | tr '\\n' ' '; umask; pwd -P"], directory,
+                         timeout=test.seconds)
+    yield check("streams: descriptors, umask, directory",
+                unless(outcome.stdout == native.stdout, f"{outcome.stdout!r}, natively {native.stdout!r}"))
+
+
+@test("summary", 60)
+def summary(context: Context, test):
+    """One short summary on stderr at the end, and the counters in the file of --stats."""
+    stats = context.directory() / "stats.json"
+    outcome = context.run([context.program("grow"), 96, 0], "--memory-max", "32M", "--stats", stats, timeout=test.seconds)
+    text = harness.read(stats)
+    missing = [name for name in ("zswpout", "zswpin") if not counter(text, name)]
+    lines = outcome.stderr.splitlines()
+    yield check("summary", unless(outcome.status == 0, complaint(outcome)), unless(not missing, f"no counter {missing}"),
+                unless(outcome.stdout.startswith("grow: ") and outcome.stdout.count("\n") == 1, "stdout is not the program's"),
+                unless(1 <= len(lines) <= 12 and "uzswap" in outcome.stderr, f"stderr: {outcome.stderr[:300]!r}"))
+
+
+# --- programs that cannot be entered -------------------------------------------------------------
+
+@test("static", 30)
+def static_program(context: Context, test):
+    """It runs unmanaged with one warning; --require refuses it."""
+    hello = context.program("hello", "-static")
+    outcome = context.run([hello], "--memory-max", "64M", "--quiet", timeout=test.seconds)
+    warnings = [line for line in outcome.stderr.splitlines() if "hello" in line]
+    yield check("static: runs with one warning", unless((outcome.status, outcome.stdout) == (0, "hello\n"), complaint(outcome)),
+                unless(len(warnings) == 1, f"stderr: {outcome.stderr!r}"))
+    outcome = context.run([hello], "--memory-max", "64M", "--quiet", "--require", timeout=test.seconds)
+    yield check("static: --require refuses", unless(outcome.status == 2, f"status {outcome.status}"),
+                unless(not outcome.stdout, "it ran"), unless(len(outcome.stderr.splitlines()) == 1, f"stderr: {outcome.stderr!r}"))
+
+
+# --- signals and the terminal --------------------------------------------------------------------
+
+class Terminal:
+    """A pseudo-terminal with one program as the leader of its session."""
+
+    def __init__(self, argv, directory):
+        ours, theirs = os.openpty()
+        self.master, self.seen = ours, ""
+        self.mark = f"{harness.MARK}={os.urandom(8).hex()}"
+        environment = {**os.environ, "PS1": "prompt> ", "TERM": "dumb", "LC_ALL": "C"}
+        environment.update([self.mark.split("=")])
+        take = "import fcntl, os, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); os.execvp(sys.argv[1], sys.argv[1:])"
+        self.process = subprocess.Popen([sys.executable, "-c", take, *map(str, argv)], stdin=theirs, stdout=theirs, stderr=theirs,
+                                        cwd=directory, env=environment, start_new_session=True)
+        os.close(theirs)
+
+    def send(self, text: str) -> None:
+        os.write(self.master, text.encode())
+
+    def expect(self, pattern: str, seconds: float = 10) -> bool:
+        """Waits until the pattern has come out, and forgets everything up to it."""
+        end = time.monotonic() + seconds
+        while True:
+            match = re.search(pattern, self.seen)
+            if match:
+                self.seen = self.seen[match.end():]
+                return True
+            left = end - time.monotonic()
+            if left <= 0 or not select.select([self.master], [], [], left)[0]:
+                return False
+            try:
+                self.seen += os.read(self.master, 65536).decode(errors="replace")
+            except OSError:     # the last program has closed the terminal
+                return bool(re.search(pattern, self.seen))
+
+    def pids(self, name: str) -> list[int]:
+        """The job's processes whose command line holds the name, other than uzswap's own."""
+        found = [pid for pid in harness.processes() if self.mark.encode() in harness.read(f"/proc/{pid}/environ")]
+        return [pid for pid in found if harness.read(f"/proc/{pid}/cmdline").startswith(name.encode() + b"\0")]
+
+    def state(self, name: str, wanted: str, seconds: float = 5) -> bool:
+        """Whether the program comes to be in one of these states (S, T, R, ...)."""
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            states = [harness.stat_fields(pid)[:1] for pid in self.pids(name)]
+            if states and all(state and state[0].decode() in wanted for state in states):
+                return True
+            time.sleep(0.02)
+        return False
+
+    def status(self, seconds: float = 10) -> int:
+        """The shell's status of the program, or -1000 if it does not end."""
+        try:
+            code = self.process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            return -1000
+        return code if code >= 0 else 128 - code
+
+    def close(self) -> bool:
+        """Ends everything; whether nothing was left to end."""
+        left = [pid for pid in harness.processes() if self.mark.encode() in harness.read(f"/proc/{pid}/environ")]
+        for pid in left:
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                pass
+        self.process.wait()
+        os.close(self.master)
+        return not left
+
+
+@test("ctrl-c", 30, needs_uzswap=False)
+def control_c(context: Context, test):
+    """Ctrl-C reaches the program as it would without uzswap: once, and its choice counts."""
+    cases = (("dies of it", ["sh", "-c", "echo ready; exec sleep 60"], 130, ""),
+             ("catches it", ["sh", "-c", "trap 'echo caught; exit 7' INT; echo ready; while :; do sleep 0.1; done"], 7, "caught"),
+             ("ignores it", ["sh", "-c", "trap '' INT; echo ready; sleep 1; echo through"], 0, "through"))
+    for what, argv, status, said in cases:
+        terminal = Terminal(context.command(argv, *USUAL), context.directory())
+        ready = terminal.expect("ready\r\n")
+        time.sleep(0.2)
+        terminal.send("\x03")
+        heard = not said or terminal.expect(said)
+        got = terminal.status()
+        once = not said or said not in terminal.seen
+        clean = terminal.close()
+        yield check(f"ctrl-c: {what}", unless(ready, "did not start"), unless(heard and once, f"heard: {terminal.seen!r}"),
+                    unless(got == status, f"status {got}, expected {status}"), unless(clean, "processes left"))
+
+
+@test("terminate", 30)
+def terminate(context: Context, test):
+    """SIGTERM to uzswap ends the program, and lets it have its say."""
+    argv = ["sh", "-c", "trap 'echo caught; exit 5' TERM; echo ready; while :; do sleep 0.1; done"]
+    for what, argv, status, said in (("caught", argv, 5, "ready\ncaught\n"),
+                                     ("not caught", ["sh", "-c", "echo ready; exec sleep 60"], 143, "ready\n")):
+        job = context.start(argv, *USUAL)
+        wait_until(lambda: harness.read(job.files[0]).startswith(b"ready"), 10)
+        time.sleep(0.1)
+        os.kill(job.process.pid, signal.SIGTERM)
+        outcome = job.wait(test.seconds)
+        yield check(f"terminate: {what}", unless((outcome.status, outcome.stdout) == (status, said),
+                                                 f"{complaint(outcome)}, stdout {outcome.stdout!r}"),
+                    unless(job.gone_within(5), "processes left"))
+
+
+def wait_until(condition, seconds: float) -> bool:
+    end = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > end:
+            return False
+        time.sleep(0.02)
+    return True
+
+
+@test("job-control", 60, needs_uzswap=False)
+def job_control(context: Context, test):
+    """Ctrl-Z, fg, bg and Ctrl-C in an interactive bash."""
+    need("bash")
+    command = " ".join(map(str, context.command(["sleep", "77"], *USUAL)))
+    terminal = Terminal(["bash", "--norc", "--noprofile", "-i"], context.directory())
+    terminal.expect("prompt> ")
+    problems = []
+
+    def step(what: str, keys: str, pattern: str = "", state: str = "") -> None:
+        terminal.send(keys)
+        if pattern and not terminal.expect(pattern):
+            problems.append(f"{what}: no {pattern!r} in {terminal.seen[-200:]!r}")
+        if state and not terminal.state("sleep", state):
+            problems.append(f"{what}: sleep is not in state {state}")
+
+    step("start", command + "\n", state="SD")
+    time.sleep(0.2)
+    step("Ctrl-Z", "\x1a", "Stopped", "T")
+    step("prompt", "echo back-$((40+2))\n", "back-42")
+    step("fg", "fg\n", state="SD")
+    step("Ctrl-Z again", "\x1a", "Stopped", "T")
+    step("bg", "bg\n", state="SD")
+    step("prompt", "echo back-$((40+3))\n", "back-43")
+    step("fg", "fg\n", "sleep 77")
+    time.sleep(0.2)
+    step("Ctrl-C", "\x03")
+    step("status", "echo status-$?\n", "status-130")
+    terminal.send("exit\n")
+    terminal.status()
+    yield check("job-control", *problems, unless(terminal.close(), "processes left"))
+
+
+# --- bad input -----------------------------------------------------------------------------------
+
+def one_line_and_nothing_left(context: Context, name: str, options, argv, status: int = 2, wanted=()) -> Result:
+    """uzswap must refuse with one line, and leave neither files nor processes."""
+    before = harness.leftovers()
+    outcome = context.run(argv, *options, timeout=20)
+    lines = outcome.stderr.splitlines()
+    return check(name, unless(outcome.status == status, f"status {outcome.status}, expected {status}"),
+                 unless(len(lines) == 1, f"{len(lines)} lines on stderr: {outcome.stderr[:300]!r}"),
+                 unless(not outcome.stdout, "something on stdout"), outcome.hang,
+                 unless(all(word in outcome.stderr for word in wanted), f"stderr lacks {wanted}: {outcome.stderr[:300]!r}"),
+                 unless(harness.leftovers() <= before, f"left behind: {harness.leftovers() - before}"))
+
+
+@test("bad-input", 20)
+def bad_input(context: Context, test):
+    directory = context.directory()
+    (directory / "file").write_text("")
+    limit = ("--memory-max", "64M")
+    sizes = ("0", "-1", "1X", "", "M", "1.5.2G", "99999999T", "18446744073709551616")
+    cases = [(f"--memory-max={size!r}", [f"--memory-max={size}"], ()) for size in sizes]
+    cases += [(f"--swap-size={size!r}", [*limit, f"--swap-size={size}"], ()) for size in ("0", "-1", "1X", "99999999T")]
+    cases += [(f"--max-pool-percent={size!r}", [*limit, f"--max-pool-percent={size}"], ()) for size in ("-1", "101", "x")]
+    cases += [
+        ("a limit below what can work", ["--memory-max", "4K"], ()),
+        ("malformed --memory-high", [*limit, "--memory-high", "1X"], ()),
+        ("unknown codec", [*limit, "--compressor", "snappy9"], CODECS),
+        ("swap file in a missing directory", [*limit, "--swap-file", directory / "absent" / "swap"], ("absent",)),
+        ("swap path is a directory", [*limit, "--swap-file", directory], (str(directory),)),
+        ("swap path under a file", [*limit, "--swap-file", directory / "file" / "swap"], ()),
+        ("swap on /proc", [*limit, "--swap-file", "/proc/uzswap-swap"], ()),
+        ("stats in a missing directory", [*limit, "--stats", directory / "absent" / "stats"], ("absent",)),
+        ("unknown option", [*limit, "--no-such-option"], ("--no-such-option",)),
+    ]
+    for what, options, wanted in cases:
+        yield one_line_and_nothing_left(context, f"bad-input: {what}", options, ["true"], wanted=wanted)
+    job = harness.run([context.uzswap, "run", *limit], directory, timeout=20)
+    yield check("bad-input: no program", unless(job.status == 2 and len(job.stderr.splitlines()) == 1, complaint(job)))
+
+
+# --- cost ----------------------------------------------------------------------------------------
+
+@test("overhead", 300)
+def overhead(context: Context, test):
+    """Far below the limit: paired runs with and without uzswap, in turn."""
+    allowed = context.size(1.05, 1.01)
+    pairs = context.size(5, 9)
+    unit = [PROGRAMS / "heavy.cpp", "-DUNIT=1", f"-DINSTANCES={context.size(1, 4)}"]
+    cases = {"compile": ["g++", "-std=c++20", context.size("-O1", "-O2"), "-c", "-o", "/dev/null", *unit],
+             "python": ["python3", PROGRAMS / "heap.py", context.size(120, 500)]}
+    for name, argv in cases.items():
+        times: dict[str, list] = {"native": [], "uzswap": []}
+        cpu: dict[str, list] = {"native": [], "uzswap": []}
+        bad = []
+        for turn in range(pairs + 1):           # the first pair warms the caches and does not count
+            native = harness.run(argv, context.directory(), timeout=test.seconds)
+            ours = context.run(argv, "--memory-max", "16G", "--quiet", timeout=test.seconds)
+            if not ours.same_result(native):
+                bad.append(complaint(ours))
+            for side, outcome in (("native", native), ("uzswap", ours)):
+                if turn:
+                    times[side].append(outcome.seconds)
+                    cpu[side].append(outcome.cpu)
+        ratio = statistics.median(times["uzswap"]) / statistics.median(times["native"])
+        cpu_ratio = statistics.median(cpu["uzswap"]) / statistics.median(cpu["native"])
+        detail = (f"time ×{ratio:.4f} (at most ×{allowed}), cpu ×{cpu_ratio:.4f}, medians of {pairs}: "
+                  f"{statistics.median(times['native']):.3f}s native, {statistics.median(times['uzswap']):.3f}s uzswap")
+        yield Result(f"overhead: {name}", ratio <= allowed and not bad, "; ".join([detail, *bad]), raw={"seconds": times, "cpu": cpu})
+
+
+@test("pageout", 120, needs_uzswap=False)
+def pageout(context: Context, test):
+    """Half compressible pages, paged out by MADV_PAGEOUT and read back in order."""
+    size = context.size(256, 1024) * MIB
+    outcome = context.run([context.program("pageout"), size], "--memory-max", "16G", timeout=test.seconds)
+    figures = dict(re.findall(r"^(\w+) (\d+)$", outcome.stderr, re.MULTILINE))
+    left = int(figures.get("resident_after_bytes", size))
+    yield Result("pageout", outcome.status == 0 and outcome.stdout == f"{size} bytes verified\n" and len(figures) == 3
+                 and (left <= size // 10 or not context.uzswap),
+                 f"{figures}" if outcome.status == 0 else complaint(outcome), raw={"figures": figures})

@@ -1,0 +1,99 @@
+#!/usr/bin/env python3
+"""End-to-end tests of uzswap: real programs inside a memory limit, and what uzswap does when things go wrong.
+
+Each line is one check; the last line is `N passed, N failed`. The exit status is 0 if none failed.
+"""
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from pathlib import Path
+
+import suite
+import workloads
+import behaviour        # noqa: F401 (registers its tests)
+import failures         # noqa: F401
+
+
+def arguments():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("tests", nargs="*", metavar="NAME", help="tests to run (default: all)")
+    parser.add_argument("--list", action="store_true", help="print the names of the tests")
+    sizes = parser.add_mutually_exclusive_group()
+    sizes.add_argument("--quick", action="store_true", help="small sizes: about six minutes (default)")
+    sizes.add_argument("--full", action="store_true", help="sizes of 500 MB and more")
+    parser.add_argument("--uzswap", metavar="PATH", default="target/release/uzswap",
+                        help="the binary to test (default: %(default)s); none: run everything natively")
+    parser.add_argument("--json", metavar="FILE", help="write results and raw samples there")
+    options = parser.parse_args()
+    unknown = set(options.tests) - {test.name for test in suite.TESTS}
+    if unknown:
+        parser.error(f"no such test: {', '.join(sorted(unknown))}")
+    return options
+
+
+def uzswap_binary(name: str) -> Path | None:
+    if name == "none":
+        return None
+    path = Path(name).resolve()
+    if not path.exists():
+        sys.exit(f"run.py: {path} does not exist: build it, or pass --uzswap PATH")
+    return path
+
+
+def show(result: suite.Result, seconds: float) -> None:
+    word = "ok" if result.ok else "FAIL"
+    if result.columns:
+        print(workloads.TABLE.format(*result.columns, word), flush=True)
+        if result.detail:
+            print(f"    {result.detail}", flush=True)
+        return
+    detail = f": {result.detail}" if result.detail else ""
+    print(f"{word:<5}{result.name} ({seconds:.1f}s){detail}", flush=True)
+
+
+def run_tests(context: suite.Context, selected) -> list[suite.Result]:
+    """Runs each test and prints its results as they come."""
+    results, in_table = [], False
+    for test in selected:
+        if test.needs_uzswap and not context.uzswap:
+            continue
+        start = time.monotonic()
+        try:
+            for result in test.function(context, test):
+                if result.columns and not in_table:
+                    print(workloads.TABLE.format(*workloads.HEADER, ""))
+                in_table = bool(result.columns)
+                show(result, time.monotonic() - start)
+                results.append(result)
+                start = time.monotonic()
+        except suite.Skip as reason:
+            print(f"skip {test.name}: {reason}", flush=True)
+        except Exception as error:      # a broken test fails, and the others still run
+            results.append(suite.Result(test.name, False, f"{type(error).__name__}: {error}"))
+            show(results[-1], time.monotonic() - start)
+    return results
+
+
+def main() -> int:
+    options = arguments()
+    if options.list:
+        print("\n".join(test.name for test in suite.TESTS))
+        return 0
+    selected = [test for test in suite.TESTS if test.name in options.tests or not options.tests]
+    context = suite.Context(uzswap_binary(options.uzswap), options.full)
+    try:
+        results = run_tests(context, selected)
+    finally:
+        context.close()
+    if options.json:
+        Path(options.json).write_text(json.dumps([vars(result) for result in results], indent=1) + "\n")
+    failed = sum(not result.ok for result in results)
+    print(f"{len(results) - failed} passed, {failed} failed")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
