@@ -11,7 +11,6 @@
 //! No thread that serves faults waits for a program or for reclaim.
 
 use std::collections::HashMap;
-use std::fs::File;
 use std::os::fd::AsRawFd;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
@@ -32,7 +31,7 @@ use crate::reclaim::Reclaimer;
 use crate::sessions::{Call, Caller, Session, Sessions, range_of};
 use crate::stats::Stats;
 use crate::swap_file::DiskSwapFile;
-use crate::{JobConfig, executioner, front};
+use crate::{JobConfig, SwapConfig, executioner, front};
 
 /// Threads that serve faults.
 const FAULT_THREADS: usize = 4;
@@ -48,8 +47,15 @@ pub struct Setup {
     pub bell: Bell,
 }
 
+/// Becomes the manager of a job; never returns.
+pub fn become_manager(setup: Setup) -> ! {
+    job::become_background("uzswap-manager");
+    let status = run(setup);
+    job::exit_now(status)
+}
+
 /// Runs the manager until the job is over; gives its exit status.
-pub fn run(setup: Setup) -> i32 {
+fn run(setup: Setup) -> i32 {
     match Daemon::start(setup) {
         Ok(mut daemon) => daemon.control(),
         Err(error) => {
@@ -94,12 +100,15 @@ struct Daemon {
     oom_kills: Arc<AtomicU64>,
     pool_peak: Arc<AtomicU64>,
     stop: Arc<AtomicBool>,
-    advice: mpsc::Sender<(Link, Arc<Session>, Advise)>,
+    advice: mpsc::Sender<Question>,
     epoll: Epoll,
     waiting_for: HashMap<u64, Source>,
     next_source: u64,
     warned: bool,
 }
+
+/// A program's hint, and where the answer goes.
+type Question = (Link, Arc<Session>, Advise);
 
 /// What the control thread waits for.
 enum Source {
@@ -122,10 +131,13 @@ impl Daemon {
                 max_pool_bytes: pool_cap(&config, swap.is_some()),
                 accept_threshold_percent: config.accept_threshold_percent,
                 compressor: config.compressor,
-                swap_limit_bytes: config.swap_limit(),
+                swap_limit_bytes: match config.swap {
+                    SwapConfig::File { size, .. } => size,
+                    SwapConfig::None => None,
+                },
             },
             swap.map(|swap| Box::new(swap) as _),
-            Box::new(uzswap_engine::HeapSource::default()),
+            Box::new(uzswap_engine::HeapSource),
         ));
         let host = Arc::new(JobHost { charge: charge.clone(), sessions: OnceLock::new() });
         let pager = Arc::new(Pager::new(engine.clone(), host.clone())?);
@@ -156,7 +168,7 @@ impl Daemon {
         Ok(daemon)
     }
 
-    fn start_threads(&self, questions: mpsc::Receiver<(Link, Arc<Session>, Advise)>) -> std::io::Result<()> {
+    fn start_threads(&self, questions: mpsc::Receiver<Question>) -> std::io::Result<()> {
         let thread = |name: &str| std::thread::Builder::new().name(name.to_owned());
         for _ in 0..FAULT_THREADS {
             let pager = self.pager.clone();
@@ -266,14 +278,10 @@ impl Daemon {
     fn unmanaged(&mut self, pid: i32, why: &str) {
         if self.config.require {
             eprintln!("uzswap: error: process {pid} cannot be managed ({why}), which --require forbids");
-            executioner::kill_job(self.job, None, &[pid], &[std::process::id() as i32, self.front_pid()]);
+            executioner::kill_job(self.job, None, &[pid], &[std::process::id() as i32]);
         } else if !std::mem::replace(&mut self.warned, true) {
             eprintln!("uzswap: warning: process {pid} runs unmanaged: {why}; `uzswap doctor` may tell how to mend it");
         }
-    }
-
-    fn front_pid(&self) -> i32 {
-        self.config.front_pid
     }
 
     /// The front is dead, and with it whoever would guard the job: it ends here.
@@ -306,7 +314,8 @@ impl Daemon {
         let Some(path) = &self.config.stats else { return };
         let mut temporary = path.clone().into_os_string();
         temporary.push(".new");
-        let written = std::fs::write(&temporary, self.stats().to_json()).and_then(|()| std::fs::rename(&temporary, path));
+        let written =
+            std::fs::write(&temporary, self.stats().to_json()).and_then(|()| std::fs::rename(&temporary, path));
         if let Err(error) = written {
             eprintln!("uzswap: warning: statistics file {}: {error}", path.display());
         }
@@ -344,16 +353,4 @@ fn follow(pager: &Pager, session: &Session, advise: &Advise) {
         Advice::Cold => pager.make_cold(&session.space, range),
         Advice::Exclude => pager.exclude(&session.space, range),
     }
-}
-
-/// Replaces this process by the manager; never returns.
-pub fn become_manager(setup: Setup) -> ! {
-    job::become_background("uzswap-manager");
-    let status = run(setup);
-    job::exit_now(status)
-}
-
-/// Detaches from the terminal's input and output, which belong to the program; messages go to the error output.
-pub fn release_standard_streams() -> std::io::Result<File> {
-    File::options().read(true).write(true).open("/dev/null")
 }

@@ -7,7 +7,7 @@
 //! 4. If it dies itself, the manager does the same. If both die at once, each worker kills its own program, whose faults
 //!    wait because the worker holds a copy of the userfaultfd.
 //!
-//! It has one thread and opens nothing while the job runs.
+//! It has one thread, and keeps nothing open of its own.
 
 use std::ffi::OsString;
 use std::fs::File;

@@ -1,11 +1,34 @@
 //! Groups, limits, policies, sessions: what stands between the command line and the engine.
 //!
-//! [`run_job`] is what `uzswap run` calls: it runs one program under an embedded manager.
+//! [`run_job`] is what `uzswap run` calls: it runs one program under an embedded manager. Two processes of ours take
+//! part: the [front](front), which the user started, and the [manager](daemon).
+
+mod front;
+
+mod daemon;
+
+mod sessions;
+
+mod charge;
+mod reclaim;
+
+mod swap_file;
+
+mod stats;
+
+mod executioner;
+
+mod agent_file;
+mod program;
 
 use std::ffi::OsString;
 use std::path::PathBuf;
 
 use uzswap_engine::Compressor;
+use uzswap_proto::Job;
+use uzswap_vm::sys::job;
+use uzswap_vm::sys::link::Listener;
+use uzswap_vm::sys::process::PidFd;
 
 /// Where pages go that leave the pool.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -14,7 +37,7 @@ pub enum SwapConfig {
     None,
     /// A swap file that grows as needed.
     File {
-        /// A path to create (mode 0600, removed at the end), or `None` for an unlinked file under `/var/tmp`.
+        /// A path to create, or `None` for a file under `/var/tmp`. Unlinked as soon as it exists.
         path: Option<PathBuf>,
         /// The most it may grow to, in bytes; `None` for as much as the file system gives.
         size: Option<u64>,
@@ -44,17 +67,69 @@ pub struct JobConfig {
     pub require: bool,
 }
 
-/// Why a job did not start; [`RunError::exit_status`] is what `uzswap` exits with.
+/// Why a job did not start.
 #[derive(Debug)]
 pub struct RunError {
     /// One line: what failed, on what, and what to do.
     pub message: String,
-    /// 2 for usage and set-up, 126 for not executable, 127 for not found.
+    /// What `uzswap` exits with: 2 for usage and set-up, 126 for not executable, 127 for not found.
     pub exit_status: i32,
 }
 
-/// Runs `command` under the limits of `config` and returns the exit status that `uzswap run` is to end with
-/// (the program's own, or 128+N if signal N killed it).
-pub fn run_job(_config: &JobConfig, _command: &[OsString]) -> Result<i32, RunError> {
-    Err(RunError { message: "not built yet".into(), exit_status: 2 })
+impl RunError {
+    fn setup(message: String) -> RunError {
+        RunError { message, exit_status: 2 }
+    }
+}
+
+/// Runs `command` under the limits of `config`, with the library `agent` preloaded into it and its descendants.
+///
+/// Returns the exit status that `uzswap run` is to end with: the program's own, 128+N if signal N killed it, or 125 if
+/// uzswap itself failed and the job had to be killed.
+pub fn run_job(config: &JobConfig, agent: &[u8], command: &[OsString]) -> Result<i32, RunError> {
+    let path = program::find(&command[0])?;
+    if let Some(obstacle) = program::obstacle(&path) {
+        let text = format!("{}: {obstacle}: it cannot be managed", path.display());
+        if config.require {
+            return Err(RunError::setup(format!("{text}, which --require forbids")));
+        }
+        eprintln!("uzswap: warning: {text} and runs without a limit");
+    }
+    let failed = |what: &str| {
+        let what = what.to_owned();
+        move |error: std::io::Error| RunError::setup(format!("{what}: {error}"))
+    };
+    let (name, token) = (random()?, random()?);
+    let job = Job { name, token };
+    let swap = match &config.swap {
+        SwapConfig::None => None,
+        SwapConfig::File { path, .. } => {
+            let (swap, warning) = swap_file::create(path.as_deref(), name)?;
+            if let Some(warning) = warning {
+                eprintln!("uzswap: warning: {warning}");
+            }
+            Some(swap)
+        }
+    };
+    let listener = Listener::bind(job).map_err(failed("the job's socket"))?;
+    let front = PidFd::open(std::process::id() as i32).map_err(failed("pidfd_open"))?;
+    let bell = front::Bell::new().map_err(failed("eventfd"))?;
+    let agent = agent_file::place(agent, name).map_err(failed("the agent cannot be placed"))?;
+    let signals = front::block_signals();
+    job::become_subreaper().map_err(failed("prctl"))?;
+    let manager = job::clone_sharing_descriptors()
+        .inspect_err(|_| front::remove_agent(&agent))
+        .map_err(failed("the manager cannot be cloned"))?;
+    if manager == 0 {
+        daemon::become_manager(daemon::Setup { config: config.clone(), job, listener, swap, agent, front, bell });
+    }
+    let program = front::Program { path, command: command.to_vec(), agent, job };
+    let status = front::run(&program, manager, &bell, &signals);
+    front::remove_agent(&program.agent);
+    status
+}
+
+fn random() -> Result<u64, RunError> {
+    // 0 stands for no job in the agent.
+    job::random().map(|number| number | 1).map_err(|error| RunError::setup(format!("getrandom: {error}")))
 }

@@ -109,9 +109,10 @@ impl Reclaimer {
         const GROWN: u64 = 256 << 10;
         const STALE: Duration = Duration::from_millis(50);
         for (session, bytes) in sessions {
-            let due = self.seen.get(&session.id).is_none_or(|(then, at)| {
-                bytes.abs_diff(*then) >= GROWN || at.elapsed() >= STALE
-            });
+            let due = self
+                .seen
+                .get(&session.id)
+                .is_none_or(|(then, at)| bytes.abs_diff(*then) >= GROWN || at.elapsed() >= STALE);
             if due {
                 // Fails only for a process that is going away.
                 let _ = self.pager.refresh(&session.space);

@@ -22,7 +22,10 @@ pub fn create(path: Option<&Path>, unique: u64) -> Result<(DiskSwapFile, Option<
     let default = || Path::new(DEFAULT_DIRECTORY).join(format!("uzswap.{unique:016x}.swap"));
     let path = path.map_or_else(default, PathBuf::from);
     let refuse = |error: &dyn std::fmt::Display| {
-        RunError::setup(format!("swap file {}: {error}; name another with --swap-file, or use --no-swap", path.display()))
+        RunError::setup(format!(
+            "swap file {}: {error}; name another with --swap-file, or use --no-swap",
+            path.display()
+        ))
     };
     let file = (OpenOptions::new().read(true).write(true).create_new(true).mode(0o600).open(&path))
         .map_err(|error| refuse(&error))?;

@@ -299,8 +299,7 @@ mod tests {
     #[test]
     fn messages_survive_the_wire() {
         let mut words = [0; MAX_WORDS];
-        let hello =
-            Hello { token: 1, forked: true, tid: 7, region: 2, region_len: 3, beacon: 4, staging: 5, trash: 6 };
+        let hello = Hello { token: 1, forked: true, tid: 7, region: 2, region_len: 3, beacon: 4, staging: 5, trash: 6 };
         let n = hello.encode(&mut words);
         assert_eq!(Hello::decode(&words[..n]), Some(hello));
         assert_eq!(Hello::decode(&words[..n - 1]), None);

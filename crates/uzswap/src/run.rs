@@ -13,6 +13,9 @@ use crate::job::job_config;
 use crate::ram::Ram;
 use crate::settings::Settings;
 
+/// The library that is preloaded into the programs of a job; built by this crate's build script.
+static AGENT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/libuzswap_agent.so"));
+
 /// Runs the program that the command line names and returns its exit status.
 pub fn run(matches: &ArgMatches) -> Result<i32, Failure> {
     let root = Path::new("/");
@@ -22,7 +25,7 @@ pub fn run(matches: &ArgMatches) -> Result<i32, Failure> {
         return Err(cannot_run(problem).into());
     }
     let command: Vec<OsString> = matches.get_many("command").expect("is required").cloned().collect();
-    run_job(&config, &command).map_err(|error| Failure { message: error.message, status: error.exit_status })
+    run_job(&config, AGENT, &command).map_err(|error| Failure { message: error.message, status: error.exit_status })
 }
 
 /// The doctor's words for its first finding, in one line.

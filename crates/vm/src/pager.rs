@@ -528,8 +528,8 @@ impl Pager {
             for part in outside(mapping, worker.region()) {
                 managed += part.len();
                 for fresh in state.registered.missing(part) {
-                    let continues = state.registered.contains(fresh.start.wrapping_sub(1))
-                        || state.registered.contains(fresh.end);
+                    let continues =
+                        state.registered.contains(fresh.start.wrapping_sub(1)) || state.registered.contains(fresh.end);
                     if fresh.len() < layout::SMALLEST && !continues {
                         continue;
                     }
@@ -655,7 +655,13 @@ impl Pager {
     }
 
     /// Moves the pages of `runs` that may go; gives how many went, `None` if the worker is not to be had.
-    fn evict_runs(&self, space: &Space, worker: &Worker, runs: &[Range], spare_young: bool) -> io::Result<Option<usize>> {
+    fn evict_runs(
+        &self,
+        space: &Space,
+        worker: &Worker,
+        runs: &[Range],
+        spare_young: bool,
+    ) -> io::Result<Option<usize>> {
         let pages: Vec<u64> = runs.iter().flat_map(|run| (run.start..run.end).step_by(PAGE_SIZE)).collect();
         self.counters.pgscan.fetch_add(pages.len() as u64, Relaxed);
         let (mut staged, mut retry) = (0, pages);
@@ -953,10 +959,7 @@ fn wait_for_program(uffd: &Uffd, tries: &mut u32) {
 
 /// Joins neighbouring pages.
 fn runs_of(pages: &[u64]) -> Vec<Run> {
-    pages
-        .chunk_by(|a, b| a + PAGE == *b)
-        .map(|run| Run::new(run[0], run.len()))
-        .collect()
+    pages.chunk_by(|a, b| a + PAGE == *b).map(|run| Run::new(run[0], run.len())).collect()
 }
 
 /// The parts of `range` that are not in `hole`.

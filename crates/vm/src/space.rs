@@ -258,9 +258,8 @@ impl State {
     pub fn settle_removals(&mut self) {
         let worker = &self.worker;
         let is_absent = |page| worker.as_ref().is_some_and(|worker| worker.pagemap.is_absent(page).unwrap_or(false));
-        self.removals.retain(|removal| {
-            !removal.sentinel.is_some_and(is_absent) && removal.since.elapsed() < REMOVAL_PATIENCE
-        });
+        self.removals
+            .retain(|removal| !removal.sentinel.is_some_and(is_absent) && removal.since.elapsed() < REMOVAL_PATIENCE);
     }
 
     /// Drops everything: the address space is gone.

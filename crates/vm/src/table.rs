@@ -56,8 +56,7 @@ impl PageTable {
         if word == 0 && !self.chunks.contains_key(&number) {
             return PageState::Resident;
         }
-        let chunk =
-            self.chunks.entry(number).or_insert_with(|| Box::new(Chunk { words: [0; CHUNK_PAGES], used: 0 }));
+        let chunk = self.chunks.entry(number).or_insert_with(|| Box::new(Chunk { words: [0; CHUNK_PAGES], used: 0 }));
         let old = std::mem::replace(&mut chunk.words[index(address)], word);
         chunk.used = chunk.used + u16::from(word != 0) - u16::from(old != 0);
         if chunk.used == 0 {

@@ -37,9 +37,8 @@ impl Epoll {
         const AT_ONCE: usize = 4;
         let mut events = [libc::epoll_event { events: 0, u64: 0 }; AT_ONCE];
         // SAFETY: as many events as said.
-        let count = unsafe {
-            libc::epoll_wait(self.0.as_raw_fd(), events.as_mut_ptr(), AT_ONCE as libc::c_int, milliseconds)
-        };
+        let count =
+            unsafe { libc::epoll_wait(self.0.as_raw_fd(), events.as_mut_ptr(), AT_ONCE as libc::c_int, milliseconds) };
         match super::check(count) {
             Ok(count) => Ok(events[..count as usize].iter().map(|event| event.u64).collect()),
             Err(error) if error.kind() == io::ErrorKind::Interrupted => Ok(Vec::new()),

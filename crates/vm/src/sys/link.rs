@@ -59,9 +59,8 @@ impl Listener {
     /// Takes the next connection, if one is waiting.
     pub fn accept(&self) -> io::Result<Option<Link>> {
         // SAFETY: no address wanted.
-        let fd = unsafe {
-            libc::accept4(self.as_raw_fd(), std::ptr::null_mut(), std::ptr::null_mut(), libc::SOCK_CLOEXEC)
-        };
+        let fd =
+            unsafe { libc::accept4(self.as_raw_fd(), std::ptr::null_mut(), std::ptr::null_mut(), libc::SOCK_CLOEXEC) };
         match super::check(fd) {
             // SAFETY: the descriptor is fresh.
             Ok(fd) => Ok(Some(Link(unsafe { OwnedFd::from_raw_fd(fd) }))),

@@ -25,8 +25,7 @@ pub fn read_memory(pid: i32, from: &[Range], buffer: &mut [u8]) -> io::Result<us
         let to = &mut buffer[done..done + len];
         let local = libc::iovec { iov_base: to.as_mut_ptr().cast(), iov_len: len };
         // SAFETY: the local buffer is a slice of ours; the remote addresses are the other process's affair.
-        let read =
-            unsafe { libc::process_vm_readv(pid, &raw const local, 1, ranges.as_ptr(), ranges.len() as u64, 0) };
+        let read = unsafe { libc::process_vm_readv(pid, &raw const local, 1, ranges.as_ptr(), ranges.len() as u64, 0) };
         if read < 0 {
             return Err(io::Error::last_os_error());
         }
