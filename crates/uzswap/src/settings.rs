@@ -10,7 +10,6 @@ use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
 use std::fmt;
 use std::fs;
-use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
 use clap::ArgMatches;
@@ -132,14 +131,13 @@ fn from_environment(variable: impl Fn(&str) -> Option<OsString>) -> Result<Layer
     Ok((Place::Environment, values))
 }
 
+/// A file that nobody named may be missing, or lie in a home that is not ours; one that is there must be readable.
 fn from_file(path: &Path, required: bool) -> Result<Option<Layer>, String> {
-    let text = match fs::read_to_string(path) {
-        Ok(text) => text,
-        Err(error) if !required && matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => {
-            return Ok(None);
-        }
-        Err(error) => return Err(format!("cannot read the configuration file {}: {error}", path.display())),
-    };
+    if !required && fs::metadata(path).is_err() {
+        return Ok(None);
+    }
+    let text = fs::read_to_string(path)
+        .map_err(|error| format!("cannot read the configuration file {}: {error}", path.display()))?;
     parse_file(path, &text).map(Some)
 }
 
