@@ -8,7 +8,6 @@
 
 use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
-use std::fmt;
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -190,12 +189,6 @@ fn merge(layers: &[Layer]) -> Result<Settings, String> {
         };
     }
     Ok(Settings(chosen.into_iter().map(|(name, (_, value, spelling))| (name, (value, spelling))).collect()))
-}
-
-impl fmt::Display for Settings {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_map().entries(self.0.iter().map(|(name, (value, _))| (name, value))).finish()
-    }
 }
 
 #[cfg(test)]
