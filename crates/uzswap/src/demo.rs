@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 use clap::ArgMatches;
 use uzswap_vm::doctor::blocking_problems;
 
-use crate::flags::Kind;
+use crate::flags::{Kind, RUN};
 use crate::ram::Ram;
 use crate::size::{Human, parse_amount};
 use crate::{Failure, print, run, say};
@@ -65,7 +65,15 @@ pub fn demo(matches: &ArgMatches) -> Result<i32, Failure> {
     let stats = directory.0.join("stats.json");
     let uzswap = std::env::current_exe().map_err(|error| format!("cannot find the uzswap binary: {error}"))?;
     let mut limited = Command::new(uzswap);
-    limited.arg("run").arg(format!("--memory-max={}", options.memory_max)).arg("--compressor").arg(&options.compressor);
+    // The user's own settings are not what is shown here.
+    RUN.iter().for_each(|flag| {
+        limited.env_remove(flag.variable());
+    });
+    limited
+        .args(["run", "--config", "/dev/null"])
+        .arg(format!("--memory-max={}", options.memory_max))
+        .arg("--compressor")
+        .arg(&options.compressor);
     limited.arg("--stats").arg(&stats).args(["--quiet", "--", "python3"]);
     say(&format!("demo: now under uzswap run --memory-max {}", Human(options.memory_max)));
     let limited = watch("with uzswap", options.program(&mut limited), Some(&stats))?;

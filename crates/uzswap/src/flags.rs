@@ -63,8 +63,8 @@ pub const RUN: &[Flag] = &[
         name: "memory-max",
         kind: Kind::Size,
         help: "Most memory the job may hold: resident anonymous pages plus compressed pool",
-        more: "Reclaim keeps the job below it. Without this and --memory-high, the limit of the enclosing cgroup less one \
-               eighth (at least 32 MiB) is taken; with no cgroup limit either, run refuses to start. Default: see above",
+        more: "Reclaim keeps the job below it. Default, if --memory-high is not given either: the limit of the enclosing \
+               cgroup less one eighth (at least 32 MiB); where there is none, run refuses to start",
     },
     Flag {
         name: "memory-high",

@@ -8,9 +8,7 @@
 
 use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
-use std::fmt;
 use std::fs;
-use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
 use clap::ArgMatches;
@@ -132,14 +130,13 @@ fn from_environment(variable: impl Fn(&str) -> Option<OsString>) -> Result<Layer
     Ok((Place::Environment, values))
 }
 
+/// A file that nobody named may be missing, or lie in a home that is not ours; one that is there must be readable.
 fn from_file(path: &Path, required: bool) -> Result<Option<Layer>, String> {
-    let text = match fs::read_to_string(path) {
-        Ok(text) => text,
-        Err(error) if !required && matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => {
-            return Ok(None);
-        }
-        Err(error) => return Err(format!("cannot read the configuration file {}: {error}", path.display())),
-    };
+    if !required && fs::metadata(path).is_err() {
+        return Ok(None);
+    }
+    let text = fs::read_to_string(path)
+        .map_err(|error| format!("cannot read the configuration file {}: {error}", path.display()))?;
     parse_file(path, &text).map(Some)
 }
 
@@ -192,12 +189,6 @@ fn merge(layers: &[Layer]) -> Result<Settings, String> {
         };
     }
     Ok(Settings(chosen.into_iter().map(|(name, (_, value, spelling))| (name, (value, spelling))).collect()))
-}
-
-impl fmt::Display for Settings {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_map().entries(self.0.iter().map(|(name, (value, _))| (name, value))).finish()
-    }
 }
 
 #[cfg(test)]
