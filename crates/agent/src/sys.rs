@@ -34,6 +34,7 @@ pub const SYS_PIDFD_SEND_SIGNAL: usize = 424;
 pub const SYS_PIDFD_OPEN: usize = 434;
 pub const SYS_CLOSE_RANGE: usize = 436;
 
+pub const ESRCH: isize = 3;
 pub const EAGAIN: isize = 11;
 pub const EBUSY: isize = 16;
 pub const EINTR: isize = 4;

@@ -25,7 +25,7 @@ use core::mem::size_of;
 use uzswap_proto::{Hello, Job, MAX_BATCH_PAGES, MAX_WORDS, PAGE_SIZE, Run, evict, evicted, kind, step};
 
 use crate::area::{REGION_LEN, Region};
-use crate::sys::{self, EAGAIN, EBUSY, EINTR, call};
+use crate::sys::{self, EAGAIN, EBUSY, EINTR, ESRCH, call};
 
 /// What the program's thread hands to the worker, at the low end of the worker's stack.
 pub struct Control {
@@ -83,6 +83,9 @@ impl Worker {
         // SAFETY: no pointers. The parent is asked after the pidfd was opened: if it is still the program, the pidfd
         // is the program's and not that of a later process with its number.
         let program = unsafe { call!(sys::SYS_PIDFD_OPEN, control.program, 0) };
+        if program == -ESRCH {
+            return None;
+        }
         if program < 0 {
             return failed(step::PIDFD, program);
         }

@@ -95,7 +95,7 @@ pub fn run(program: &Program, manager: i32, bell: &Bell, signals: &Signals) -> R
             return Err(RunError::setup("the manager could not start".into()));
         }
     }
-    front.program = Some(start(program, || front_stop(bell, manager))?);
+    front.program = Some(start(program, signals, || front_stop(bell, manager))?);
     loop {
         if let Some(signal) = signals.wait(Duration::from_millis(100)) {
             front.pass_on(signal);
@@ -140,20 +140,21 @@ pub fn remove_agent(path: &Path) {
     let _ = std::fs::remove_file(path);
 }
 
-fn start(program: &Program, on_failure: impl FnOnce()) -> Result<i32, RunError> {
+fn start(program: &Program, signals: &Signals, on_failure: impl FnOnce()) -> Result<i32, RunError> {
     let mut preload = program.agent.clone().into_os_string();
     if let Some(others) = std::env::var_os("LD_PRELOAD").filter(|others| !others.is_empty()) {
         preload.push(":");
         preload.push(others);
     }
     let text = program.job.to_text();
-    let started = Command::new(&program.path)
+    let mut command = Command::new(&program.path);
+    command
         .arg0(&program.command[0])
         .args(&program.command[1..])
         .env("LD_PRELOAD", preload)
-        .env(ENV_JOB, str::from_utf8(&text).expect("hexadecimal digits"))
-        .spawn();
-    match started {
+        .env(ENV_JOB, str::from_utf8(&text).expect("hexadecimal digits"));
+    signals.restore_in(&mut command);
+    match command.spawn() {
         Ok(child) => Ok(child.id() as i32),
         Err(error) => {
             on_failure();

@@ -174,7 +174,11 @@ impl Sessions {
         let Ok([uffd, trash]) = <[OwnedFd; 2]>::try_from(descriptors) else { return Call::Over };
         let pagemap = match Pagemap::open(worker_pid) {
             Ok(pagemap) => pagemap,
-            Err(error) => return Call::Unmanaged(worker_pid, format!("/proc/PID/pagemap: {error}")),
+            Err(error) => {
+                // Not a worker yet that says goodbye by itself.
+                let _ = link.send(&[kind::EXIT], None);
+                return Call::Unmanaged(worker_pid, format!("/proc/PID/pagemap: {error}"));
+            }
         };
         let worker = Worker { link, pid: worker_pid, pagemap, hello, trash: trash.into() };
         if hello.forked {

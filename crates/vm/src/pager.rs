@@ -901,11 +901,7 @@ impl Pager {
     /// Tells the worker of `space` that its program has ended or turned to another.
     pub fn dismiss(&self, space: &Space) {
         let _conversation = space.conversation.lock();
-        let worker = space.lock().worker.take();
-        if let Some(worker) = worker {
-            // If it is gone already, all the better.
-            let _ = worker.link.send(&[kind::EXIT], None);
-        }
+        space.lock().worker = None;
     }
 }
 

@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 
 use parking_lot::{Mutex, MutexGuard};
 use uzswap_engine::Zswap;
-use uzswap_proto::{Hello, STAGING_PAGES};
+use uzswap_proto::{Hello, STAGING_PAGES, kind};
 
 use crate::epoch::Change;
 use crate::range::{Range, RangeSet};
@@ -61,6 +61,14 @@ pub struct Worker {
     pub hello: Hello,
     /// Held so that the trash area stays watched.
     pub trash: Uffd,
+}
+
+/// A worker that is let go is told so; one that hears nothing and finds its connection closed kills its program.
+impl Drop for Worker {
+    fn drop(&mut self) {
+        // If it is gone already, all the better.
+        let _ = self.link.send(&[kind::EXIT], None);
+    }
 }
 
 impl Worker {

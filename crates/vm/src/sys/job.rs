@@ -8,6 +8,8 @@
 use std::ffi::CString;
 use std::io;
 use std::mem::zeroed;
+use std::os::unix::process::CommandExt;
+use std::process::Command;
 use std::time::Duration;
 
 /// Clones this process into one that has its own memory but the same descriptor table: what one opens the other has,
@@ -51,7 +53,10 @@ pub fn kill(pid: i32, signal: i32) -> io::Result<()> {
 
 /// Signals that are waited for instead of delivered.
 #[derive(Debug)]
-pub struct Signals(libc::sigset_t);
+pub struct Signals {
+    waited_for: libc::sigset_t,
+    before: libc::sigset_t,
+}
 
 /// A signal that came.
 #[derive(Debug, Clone, Copy)]
@@ -67,14 +72,26 @@ impl Signals {
     pub fn block(numbers: &[i32]) -> Signals {
         // SAFETY: the set is initialised by sigemptyset.
         unsafe {
-            let mut set = zeroed();
-            libc::sigemptyset(&raw mut set);
+            let (mut waited_for, mut before) = (zeroed(), zeroed());
+            libc::sigemptyset(&raw mut waited_for);
             for &number in numbers {
-                libc::sigaddset(&raw mut set, number);
+                libc::sigaddset(&raw mut waited_for, number);
             }
-            libc::pthread_sigmask(libc::SIG_BLOCK, &raw const set, std::ptr::null_mut());
-            Signals(set)
+            libc::pthread_sigmask(libc::SIG_BLOCK, &raw const waited_for, &raw mut before);
+            Signals { waited_for, before }
         }
+    }
+
+    /// Has `command` start with the signals blocked that were before.
+    pub fn restore_in(&self, command: &mut Command) {
+        let before = self.before;
+        let restore = move || {
+            // SAFETY: the set is a copy; the call is safe between fork and exec.
+            unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &raw const before, std::ptr::null_mut()) };
+            Ok(())
+        };
+        // SAFETY: the closure makes one system call and nothing else.
+        unsafe { command.pre_exec(restore) };
     }
 
     /// Waits for one of them.
@@ -86,7 +103,7 @@ impl Signals {
         // SAFETY: all structures are on this stack.
         unsafe {
             let mut info: libc::siginfo_t = zeroed();
-            let number = libc::sigtimedwait(&raw const self.0, &raw mut info, &raw const timeout);
+            let number = libc::sigtimedwait(&raw const self.waited_for, &raw mut info, &raw const timeout);
             let sent = [libc::SI_USER, libc::SI_QUEUE, libc::SI_TKILL].contains(&info.si_code);
             (number > 0).then_some(Signal { number, from_process: sent })
         }
