@@ -235,8 +235,7 @@ impl Worker {
     }
 }
 
-/// Makes the page at `address` this process's alone if it was shared by a fork that is over; false if it cannot be
-/// written.
+/// Makes the page at `address` this process's alone if a fork left it shared; false if it cannot be written.
 ///
 /// Adds 0 to its first word by a futex operation, which the kernel does atomically, and answers EFAULT (instead of
 /// waiting for the manager, or killing us) if the page is not there.

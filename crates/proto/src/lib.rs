@@ -212,7 +212,7 @@ impl Run {
 ///
 /// Words: kind, destination, flags, then one [`Run`] each.
 pub mod evict {
-    /// First make each page exclusive by a write touch (pages that were shared by a fork which is over).
+    /// Touch a page for writing if it is refused as busy: one that a fork left shared becomes this process's alone.
     pub const TOUCH: u64 = 1;
     /// Index of the first run.
     pub const FIRST_RUN: usize = 3;

@@ -665,7 +665,7 @@ impl Pager {
         let pages: Vec<u64> = runs.iter().flat_map(|run| (run.start..run.end).step_by(PAGE_SIZE)).collect();
         self.counters.pgscan.fetch_add(pages.len() as u64, Relaxed);
         let (mut staged, mut retry) = (0, pages);
-        // A second round for pages whose only fault is to have been shared with a child that is gone.
+        // A second round for pages that a fork left shared: touched for writing, they become this process's alone.
         for touch in [0, evict::TOUCH] {
             while !retry.is_empty() {
                 let taken = retry.len().min(EVICT_PAGES);
@@ -675,17 +675,12 @@ impl Pager {
                     None => return Ok(None),
                 }
             }
-            retry = self.freed_from_sharing(space, worker);
+            retry = std::mem::take(&mut space.lock().busy);
             if retry.is_empty() {
                 break;
             }
         }
         Ok(Some(staged))
-    }
-
-    fn freed_from_sharing(&self, space: &Space, worker: &Worker) -> Vec<u64> {
-        let busy = std::mem::take(&mut space.lock().busy);
-        busy.into_iter().filter(|&page| worker.pagemap.is_exclusive(page).unwrap_or(false)).collect()
     }
 
     fn evict_batch(

@@ -152,7 +152,7 @@ impl Pagemap {
         Ok(last)
     }
 
-    /// The kernel's word about one page: bit 63 present, 62 swapped, 56 mapped here only.
+    /// The kernel's word about one page: bit 63 present, 62 swapped.
     pub fn word(&self, page: u64) -> io::Result<u64> {
         let mut word = [0; 8];
         self.0.read_exact_at(&mut word, page / PAGE * 8)?;
@@ -162,10 +162,5 @@ impl Pagemap {
     /// Whether nothing is mapped at `page`, neither in memory nor in the kernel's swap.
     pub fn is_absent(&self, page: u64) -> io::Result<bool> {
         Ok(self.word(page)? >> 62 == 0)
-    }
-
-    /// Whether the page is mapped by this address space only.
-    pub fn is_exclusive(&self, page: u64) -> io::Result<bool> {
-        Ok(self.word(page)? >> 56 & 1 == 1)
     }
 }
