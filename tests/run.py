@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import signal
 import sys
 import time
 from pathlib import Path
@@ -83,6 +84,8 @@ def main() -> int:
         print("\n".join(test.name for test in suite.TESTS))
         return 0
     selected = [test for test in suite.TESTS if test.name in options.tests or not options.tests]
+    # Ends like Ctrl-C: the running job is killed, and the temporary directory removed.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("run.py: terminated"))
     context = suite.Context(uzswap_binary(options.uzswap), options.full)
     try:
         results = run_tests(context, selected)
