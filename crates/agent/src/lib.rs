@@ -3,11 +3,11 @@
 //! It does what the kernel allows only from inside a process: open the userfaultfd, and move pages between the program
 //! and its staging area. It holds no data of its own.
 //!
-//! 1. The constructor (and the child side of every fork) maps the agent's [region](area) and clones the
-//!    [worker](worker): a process that shares the memory but nothing else, so that the program still counts one thread
+//! 1. The constructor (and the child side of every fork) maps the agent's region and clones the
+//!    worker: a process that shares the memory but nothing else, so that the program still counts one thread
 //!    and sees no descriptor and no signal of ours.
 //! 2. The program goes on at once; the worker attaches to the manager in its own time and then obeys it.
-//! 3. [`madvise`](hints) is interposed to pass hints on.
+//! 3. `madvise` is interposed to pass hints on.
 //!
 //! # Architecture invariants
 //! - Raw system calls only in the worker: no libc, no errno, no thread-local storage, no allocation.

@@ -1,7 +1,7 @@
 //! Groups, limits, policies, sessions: what stands between the command line and the engine.
 //!
 //! [`run_job`] is what `uzswap run` calls: it runs one program under an embedded manager. Two processes of ours take
-//! part: the [front](front), which the user started, and the [manager](daemon).
+//! part: the front (`front.rs`), which the user started, and the manager (`daemon.rs`).
 
 mod front;
 

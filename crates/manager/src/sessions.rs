@@ -236,10 +236,7 @@ impl Sessions {
 pub fn range_of(advise: &Advise) -> Range {
     const PAGE: u64 = uzswap_proto::PAGE_SIZE as u64;
     let start = advise.address & !(PAGE - 1);
-    Range::new(
-        start,
-        advise.address.saturating_add(advise.len).checked_next_multiple_of(PAGE).unwrap_or(u64::MAX & !(PAGE - 1)),
-    )
+    Range::new(start, advise.address.saturating_add(advise.len).checked_next_multiple_of(PAGE).unwrap_or(!(PAGE - 1)))
 }
 
 fn parent_of(pid: i32) -> Option<i32> {

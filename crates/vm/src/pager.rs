@@ -12,7 +12,7 @@
 //! was not read makes the kernel refuse the fill (EAGAIN).
 //!
 //! **Lock order**: conversation of a space, state of a space, registry, engine. Nobody waits for a program while holding
-//! one, but for the short wait of [`Pager::drain`].
+//! one, but for the short wait of `drain`.
 
 use std::collections::HashMap;
 use std::io;

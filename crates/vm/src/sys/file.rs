@@ -51,7 +51,7 @@ pub fn file_system(path: &Path) -> io::Result<FileSystem> {
         super::check(libc::statfs(path.as_ptr(), &raw mut kind))?;
         super::check(libc::statvfs(path.as_ptr(), &raw mut space))?;
         Ok(FileSystem {
-            in_memory: [TMPFS, RAMFS].contains(&(kind.f_type as i64)),
+            in_memory: [TMPFS, RAMFS].contains(&{ kind.f_type }),
             no_exec: space.f_flag & libc::ST_NOEXEC != 0,
             available: space.f_bavail * space.f_frsize,
         })
