@@ -259,6 +259,7 @@ impl Daemon {
                 self.wait_for(Source::Caller(caller));
             }
         }
+        self.epoll.rearm(self.listener.as_raw_fd(), number).expect("it was added");
         self.waiting_for.insert(number, Source::Listener);
     }
 
@@ -337,7 +338,8 @@ fn keep_pool_small(engine: &Zswap, cap: u64, peak: &AtomicU64, stop: &AtomicBool
         peak.fetch_max(size, Relaxed);
         let surplus = engine.shrink_needed().unwrap_or(0).max(size.saturating_sub(cap / 100 * 95));
         if surplus == 0 || engine.shrink(surplus) == 0 {
-            std::thread::sleep(Duration::from_millis(2));
+            // A pool that is far from its cap takes a while to come near it.
+            std::thread::sleep(Duration::from_millis(if size < cap / 2 { 20 } else { 2 }));
         }
     }
 }

@@ -5,6 +5,7 @@
 //! reclaimed any more and the limit is still in the way, the largest process is killed, as the kernel would.
 
 use std::collections::HashMap;
+use std::ops::RangeInclusive;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
@@ -18,8 +19,11 @@ use crate::sessions::{Session, Sessions};
 /// Percent of the limit from which on mappings are watched; below, a job costs nothing.
 const WATCH_PERCENT: u64 = 70;
 
-/// Pages that one step evicts.
-const STEP_PAGES: usize = 1024;
+/// Pages that one step evicts from a process, at least and at most.
+const STEP_PAGES: RangeInclusive<usize> = 256..=1024;
+
+/// How often to look when the limit is near.
+const NEAR_PAUSE: Duration = Duration::from_millis(2);
 
 /// How long reclaim may come to nothing, with somebody waiting, before a process is killed.
 const OOM_PATIENCE: Duration = Duration::from_secs(2);
@@ -67,10 +71,17 @@ impl Reclaimer {
                 self.watch(&sessions);
                 self.reclaim(sessions);
             }
+            self.pager.hear_late_answers();
             self.pager.reap();
-            let pause = if near { Duration::from_millis(2) } else { Duration::from_millis(10) };
-            self.charge.wait_for_want(pause);
+            self.charge.wait_for_want(if near { NEAR_PAUSE } else { self.far_pause() });
         }
+    }
+
+    /// How long nothing can happen: memory is not touched faster than this.
+    fn far_pause(&self) -> Duration {
+        const BYTES_PER_MILLISECOND: u64 = 4 << 20;
+        let room = (self.charge.max / 100 * WATCH_PERCENT).saturating_sub(self.charge.current.load(Relaxed));
+        Duration::from_millis((room / BYTES_PER_MILLISECOND).clamp(2, 100))
     }
 
     /// Measures every process; gives them with their anonymous bytes, largest first.
@@ -151,7 +162,7 @@ impl Reclaimer {
     fn step(&self, sessions: &[(Arc<Session>, u64)]) -> usize {
         let mut freed = 0;
         let largest = sessions.first().map_or(0, |(_, bytes)| *bytes);
-        let want = (self.charge.excess().max(0) as usize / PAGE_SIZE).clamp(64, STEP_PAGES);
+        let want = (self.charge.excess().max(0) as usize / PAGE_SIZE).clamp(*STEP_PAGES.start(), *STEP_PAGES.end());
         for (session, bytes) in sessions {
             if *bytes < largest / 2 && freed > 0 {
                 break;

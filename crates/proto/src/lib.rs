@@ -38,7 +38,7 @@ pub const VERSION: u64 = 1;
 /// Words in the longest message.
 pub const MAX_WORDS: usize = 4 + MAX_BATCH_PAGES;
 
-/// Pages that one [`Evict`] can name.
+/// Pages that one [`kind::EVICT`] can name.
 pub const MAX_BATCH_PAGES: usize = 512;
 
 /// Pages in a process's staging area (16 MiB of address space; memory only while pages wait there).
@@ -57,9 +57,9 @@ pub mod kind {
     pub const BEACON_DONE: u64 = 3;
     /// Manager to worker, with the userfaultfd to move pages on.
     pub const MAIN: u64 = 4;
-    /// Manager to worker: [`super::Evict`].
+    /// Manager to worker: see [`super::evict`].
     pub const EVICT: u64 = 5;
-    /// Worker to manager: [`super::Evicted`].
+    /// Worker to manager: see [`super::evicted`].
     pub const EVICTED: u64 = 6;
     /// Manager to worker: word 1 the address, word 2 the pages of a run of the staging area to free.
     pub const DISCARD: u64 = 7;

@@ -14,6 +14,7 @@
 //! **Lock order**: conversation of a space, state of a space, registry, engine. Nobody waits for a program while holding
 //! one, but for the short wait of `drain`.
 
+use std::cell::RefCell;
 use std::collections::HashMap;
 use std::io;
 use std::os::fd::AsRawFd;
@@ -196,7 +197,9 @@ impl Pager {
             for id in ready {
                 let space = self.registry.lock().spaces.get(&id).cloned();
                 if let Some(space) = space {
-                    self.service(&space);
+                    space.pace.called();
+                    self.service_while(&space, || space.pace.spin(|| space.uffd.spin()));
+                    space.pace.left();
                 }
             }
         }
@@ -206,12 +209,18 @@ impl Pager {
 
     /// Reads what the userfaultfd of `space` has to say and answers it, and what was left waiting before.
     pub fn service(&self, space: &Space) {
-        let mut buffer = Vec::new();
+        self.service_while(space, || false);
+    }
+
+    /// As [`Pager::service`], and goes on as long as `more` finds that there is more to come.
+    ///
+    /// While a thread is here the userfaultfd is reported to no other, unless several faults wait at once.
+    fn service_while(&self, space: &Space, more: impl Fn() -> bool) {
         let mut tries = 0;
         loop {
             let mut loads = Vec::new();
             let mut unsettled = false;
-            {
+            let news = {
                 let mut state = space.lock();
                 if state.gone || matches!(state.request, Some(Request::Evict { .. })) {
                     // Whoever finishes the request comes here.
@@ -229,17 +238,27 @@ impl Pager {
                         }
                     }
                 }
-                if !news && !unsettled && loads.is_empty() {
-                    return;
-                }
+                news
+            };
+            if loads.len() > 1 {
+                self.rearm(space);
             }
+            let done = !news && !unsettled && loads.is_empty();
             for load in loads {
-                self.finish_load(space, load, &mut buffer);
+                self.finish_load(space, load);
             }
             if unsettled {
                 wait_for_program(&space.uffd, &mut tries);
+            } else if done && !more() {
+                self.rearm(space);
+                return;
             }
         }
+    }
+
+    fn rearm(&self, space: &Space) {
+        // Fails only for a space that has been reaped.
+        let _ = self.epoll.rearm(space.as_raw_fd(), space.id);
     }
 
     /// Reads all there is to read, applies changes of the layout and forks, and leaves the faults in `waiting`. Tells
@@ -434,9 +453,12 @@ impl Pager {
     }
 
     /// Loads the pages of a fault and fills them in.
-    fn finish_load(&self, space: &Space, load: Load, buffer: &mut Vec<Page>) {
+    fn finish_load(&self, space: &Space, load: Load) {
+        with_buffer(load.pages.len(), |buffer| self.load_and_fill(space, load, buffer));
+    }
+
+    fn load_and_fill(&self, space: &Space, load: Load, buffer: &mut [Page]) {
         let Load { fault, pages } = load;
-        buffer.resize(MAX_WINDOW.max(pages.len()), [0; PAGE_SIZE]);
         let mut loaded = 0;
         let mut corrupt = false;
         for (&(_, slot), data) in pages.iter().zip(buffer.iter_mut()) {
@@ -623,7 +645,7 @@ impl Pager {
         space.lock().excluded.insert(range);
         // Fails only when the program is gone.
         let _ = self.store_staged(space, 0);
-        let (mut pages, mut buffer) = (Vec::new(), Vec::new());
+        let mut pages = Vec::new();
         {
             let mut state = space.lock();
             for (page, page_state) in state.table.list(range) {
@@ -636,9 +658,21 @@ impl Pager {
         }
         for page in pages {
             let fault = Fault { page: page.0, write: false, tid: 0, since: Instant::now() };
-            self.finish_load(space, Load { fault, pages: vec![page] }, &mut buffer);
+            self.finish_load(space, Load { fault, pages: vec![page] });
         }
         self.service(space);
+    }
+
+    /// Hears the workers that were silent when they were last asked, so that faults do not wait for them needlessly.
+    pub fn hear_late_answers(&self) {
+        for space in self.spaces() {
+            // Whoever is in conversation hears the answer himself.
+            if let Some(_conversation) = space.conversation.try_lock()
+                && space.lock().request.is_some()
+            {
+                self.resume(&space);
+            }
+        }
     }
 
     /// The worker, ready for a request: answers that were late are taken first.
@@ -738,7 +772,6 @@ impl Pager {
     pub fn store_staged(&self, space: &Space, keep: usize) -> io::Result<Progress> {
         let _conversation = space.conversation.lock();
         let mut progress = Progress::default();
-        let mut data = Vec::new();
         while let Some(worker) = self.resume(space) {
             let run: Vec<(u32, Option<u64>)> = {
                 let state = space.lock();
@@ -750,9 +783,10 @@ impl Pager {
                 break;
             }
             let sequences: Vec<u32> = run.iter().filter(|(_, page)| page.is_some()).map(|(s, _)| *s).collect();
-            data.resize(sequences.len() * PAGE_SIZE, 0);
-            read_pages(&worker, &sequences, &mut data)?;
-            let (stored, refused) = self.store_pages(space, &sequences, data.as_chunks().0);
+            let (stored, refused) = with_buffer(sequences.len(), |data| {
+                read_pages(&worker, &sequences, data.as_flattened_mut())?;
+                io::Result::Ok(self.store_pages(space, &sequences, data))
+            })?;
             progress.stored += stored;
             progress.refused += refused;
             let done = {
@@ -817,6 +851,8 @@ impl Pager {
             self.host.kill(space.id, "its worker is gone");
         }
         state.worker = None;
+        drop(state);
+        self.service(space);
         Talk::Gone
     }
 
@@ -921,6 +957,19 @@ impl From<Outcome> for Answer {
 struct Load {
     fault: Fault,
     pages: Vec<(u64, Slot)>,
+}
+
+/// Lends a buffer of `pages` pages that stays with the thread: none is allocated or cleared for each fault.
+fn with_buffer<T>(pages: usize, work: impl FnOnce(&mut [Page]) -> T) -> T {
+    thread_local! {
+        static BUFFER: RefCell<Vec<Page>> = const { RefCell::new(Vec::new()) };
+    }
+    BUFFER.with_borrow_mut(|buffer| {
+        if buffer.len() < pages {
+            buffer.resize(pages, [0; PAGE_SIZE]);
+        }
+        work(&mut buffer[..pages])
+    })
 }
 
 /// Reads staged pages.

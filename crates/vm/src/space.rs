@@ -11,7 +11,8 @@
 
 use std::collections::{BTreeMap, VecDeque};
 use std::os::fd::{AsRawFd, RawFd};
-use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
+use std::sync::{Arc, LazyLock};
 use std::time::{Duration, Instant};
 
 use parking_lot::{Mutex, MutexGuard};
@@ -32,6 +33,7 @@ pub struct Space {
     pub id: u64,
     pub(crate) uffd: Uffd,
     state: Mutex<State>,
+    pub(crate) pace: Pace,
     /// Held by whoever talks to the worker; before `state` in the lock order.
     pub(crate) conversation: Mutex<()>,
 }
@@ -149,7 +151,7 @@ pub(crate) struct State {
 
 impl Space {
     pub(crate) fn new(id: u64, uffd: Uffd, state: State) -> Space {
-        Space { id, uffd, state: Mutex::new(state), conversation: Mutex::new(()) }
+        Space { id, uffd, state: Mutex::new(state), pace: Pace::default(), conversation: Mutex::new(()) }
     }
 
     pub(crate) fn lock(&self) -> MutexGuard<'_, State> {
@@ -297,6 +299,44 @@ impl Space {
             FillError::Exists | FillError::NotMapped => self.uffd.wake(Range::page(page)),
         }
         Outcome::Done
+    }
+}
+
+/// Whether it would pay to wait awake for the next fault: it would have paid the last time.
+#[derive(Default)]
+pub(crate) struct Pace {
+    left_at: Mutex<Option<Instant>>,
+    quick: AtomicBool,
+}
+
+/// Threads that wait awake at this moment.
+static SPINNING: AtomicUsize = AtomicUsize::new(0);
+
+impl Pace {
+    /// A thread was called to serve.
+    pub fn called(&self) {
+        // Being put to sleep and woken takes about half of this.
+        const QUICK: Duration = Duration::from_micros(100);
+        let quick = self.left_at.lock().is_some_and(|at| at.elapsed() < QUICK);
+        self.quick.store(quick, Relaxed);
+    }
+
+    /// A thread has left.
+    pub fn left(&self) {
+        *self.left_at.lock() = Some(Instant::now());
+    }
+
+    /// Whether to wait awake, with `wait`, which tells whether it was worth it. At most half of the processors are
+    /// spent on that.
+    pub fn spin(&self, wait: impl FnOnce() -> bool) -> bool {
+        static LIMIT: LazyLock<usize> =
+            LazyLock::new(|| std::thread::available_parallelism().map_or(0, |count| count.get() / 2));
+        if !self.quick.load(Relaxed) {
+            return false;
+        }
+        let worth = SPINNING.fetch_add(1, Relaxed) < *LIMIT && wait();
+        SPINNING.fetch_sub(1, Relaxed);
+        worth
     }
 }
 

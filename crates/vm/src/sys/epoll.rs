@@ -19,11 +19,21 @@ impl Epoll {
         unsafe { Ok(Epoll(OwnedFd::from_raw_fd(super::check(libc::epoll_create1(libc::EPOLL_CLOEXEC))?))) }
     }
 
-    /// Adds a descriptor. It is reported once each time something new comes, to one of those who wait.
+    /// Adds a descriptor. When there is something to read it is reported once, to one of those who wait; then not
+    /// again until [`Epoll::rearm`].
     pub fn add(&self, fd: RawFd, number: u64) -> io::Result<()> {
-        let mut event = libc::epoll_event { events: (libc::EPOLLIN | libc::EPOLLET) as u32, u64: number };
+        self.control(libc::EPOLL_CTL_ADD, fd, number)
+    }
+
+    /// Has a descriptor reported again, at once if there is something to read.
+    pub fn rearm(&self, fd: RawFd, number: u64) -> io::Result<()> {
+        self.control(libc::EPOLL_CTL_MOD, fd, number)
+    }
+
+    fn control(&self, operation: libc::c_int, fd: RawFd, number: u64) -> io::Result<()> {
+        let mut event = libc::epoll_event { events: (libc::EPOLLIN | libc::EPOLLONESHOT) as u32, u64: number };
         // SAFETY: one event.
-        super::check(unsafe { libc::epoll_ctl(self.0.as_raw_fd(), libc::EPOLL_CTL_ADD, fd, &raw mut event) }).map(drop)
+        super::check(unsafe { libc::epoll_ctl(self.0.as_raw_fd(), operation, fd, &raw mut event) }).map(drop)
     }
 
     /// Takes a descriptor out.

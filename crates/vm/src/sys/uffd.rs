@@ -8,6 +8,7 @@
 
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::time::{Duration, Instant};
 
 use crate::PAGE;
 use crate::epoch::Change;
@@ -174,6 +175,23 @@ impl Uffd {
         }
         messages.extend(raw[..count as usize / 32].iter().filter_map(decode));
         Ok(())
+    }
+
+    /// Waits for a moment, awake, until there is something to read; tells whether there is.
+    ///
+    /// A program whose faults come in quick succession is back sooner than this thread could fall asleep and be woken.
+    pub fn spin(&self) -> bool {
+        const MOMENT: Duration = Duration::from_micros(40);
+        let start = Instant::now();
+        while start.elapsed() < MOMENT {
+            let mut poll = libc::pollfd { fd: self.as_raw_fd(), events: libc::POLLIN, revents: 0 };
+            // SAFETY: one pollfd.
+            if unsafe { libc::poll(&raw mut poll, 1, 0) } > 0 {
+                return true;
+            }
+            std::hint::spin_loop();
+        }
+        false
     }
 
     /// Waits until there is something to read, for `milliseconds` at most.
