@@ -136,6 +136,7 @@ class Terminal:
     def pids(self, name: str) -> list[int]:
         """The job's processes whose command line holds the name, other than uzswap's own."""
         found = [pid for pid in harness.processes() if self.mark.encode() in harness.read(f"/proc/{pid}/environ")]
+        found = [pid for pid in found if harness.read(f"/proc/{pid}/comm") != b"uzswap-agent\n"]
         return [pid for pid in found if harness.read(f"/proc/{pid}/cmdline").startswith(name.encode() + b"\0")]
 
     def state(self, name: str, wanted: str, seconds: float = 5) -> bool:

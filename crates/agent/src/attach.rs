@@ -19,7 +19,8 @@ use crate::worker::{self, Control};
 /// The job, as found in the environment by the constructor. Written once, before the program has threads.
 static JOB_NAME: AtomicU64 = AtomicU64::new(0);
 static JOB_TOKEN: AtomicU64 = AtomicU64::new(0);
-/// The beacon of this process, for its children to find out whose they are; 0 before there is one.
+/// The beacon of this process and its descendants by fork, in all of which it lies at the same place; 0 before there is
+/// one.
 static BEACON: AtomicUsize = AtomicUsize::new(0);
 
 /// The job this program belongs to, if any.
@@ -49,14 +50,15 @@ extern "C" fn in_forked_child() {
 
 /// Makes a worker for this process. If that fails the program runs unmanaged, with a warning.
 fn attach(job: Job, forked: bool) {
-    let inherited_beacon = if forked { BEACON.load(Relaxed) } else { 0 };
+    let inherited = BEACON.load(Relaxed);
     let made = Region::map().and_then(|region| {
         let control = region.control() as *mut Control;
         // SAFETY: the control block is fresh, zeroed, page-aligned memory of ours, larger than a Control.
         unsafe {
-            control.write(Control { job, forked, inherited_beacon, region, program: call!(sys::SYS_GETPID) as i32 });
+            let beacon = if inherited != 0 { inherited } else { region.beacon() };
+            BEACON.store(beacon, Relaxed);
+            control.write(Control { job, forked, beacon, region, program: call!(sys::SYS_GETPID) as i32 });
         }
-        BEACON.store(region.beacon(), Relaxed);
         let mask = sys::block_signals();
         // SAFETY: the stack is the rest of the shared mapping above the control block, used by nobody else; it lives
         // as long as the address space; signals are blocked.
@@ -64,7 +66,7 @@ fn attach(job: Job, forked: bool) {
         sys::restore_signals(mask);
         if pid < 0 {
             region.unmap();
-            BEACON.store(0, Relaxed);
+            BEACON.store(inherited, Relaxed);
             return Err(pid);
         }
         Ok(())

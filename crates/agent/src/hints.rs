@@ -1,8 +1,7 @@
 //! `madvise`, interposed: hints of the program go to the manager.
 //!
-//! `MADV_PAGEOUT` and `MADV_COLD` are followed by the manager instead of the kernel. `MADV_DONTFORK` and
-//! `MADV_WIPEONFORK` change what a forked child sees of a range; the manager brings the range back and leaves it alone
-//! before the kernel is told.
+//! `MADV_PAGEOUT` and `MADV_COLD` are followed by the manager. `MADV_WIPEONFORK` empties a range in forked children,
+//! which the manager cannot see; it brings the range back and leaves it alone from then on, before the kernel is told.
 //!
 //! # Safety
 //! Passes the program's own arguments on to the kernel.
@@ -13,7 +12,6 @@ use crate::attach::{job, weak};
 use crate::sys::{self, call};
 use crate::worker::{connect, receive, send};
 
-const MADV_DONTFORK: i32 = 10;
 const MADV_WIPEONFORK: i32 = 18;
 const MADV_COLD: i32 = 20;
 const MADV_PAGEOUT: i32 = 21;
@@ -29,7 +27,7 @@ pub unsafe extern "C" fn madvise(address: usize, len: usize, advice: i32) -> i32
     let ours = match advice {
         MADV_PAGEOUT => Some(Advice::PageOut),
         MADV_COLD => Some(Advice::Cold),
-        MADV_DONTFORK | MADV_WIPEONFORK => Some(Advice::Exclude),
+        MADV_WIPEONFORK => Some(Advice::Exclude),
         _ => None,
     };
     if let Some(advice) = ours

@@ -21,6 +21,7 @@ pub const SYS_SENDMSG: usize = 46;
 pub const SYS_RECVMSG: usize = 47;
 pub const SYS_CLONE: usize = 56;
 pub const SYS_CHDIR: usize = 80;
+pub const SYS_UNLINK: usize = 87;
 pub const SYS_GETPPID: usize = 110;
 pub const SYS_SETSID: usize = 112;
 pub const SYS_PRCTL: usize = 157;

@@ -22,7 +22,9 @@
 
 use core::mem::size_of;
 
-use uzswap_proto::{Hello, Job, MAX_BATCH_PAGES, MAX_WORDS, PAGE_SIZE, Run, evict, evicted, kind, step};
+use uzswap_proto::{
+    GREETING_WORDS, Hello, Job, MAX_BATCH_PAGES, MAX_WORDS, PAGE_SIZE, Run, evict, evicted, kind, step,
+};
 
 use crate::area::{REGION_LEN, Region};
 use crate::sys::{self, EAGAIN, EBUSY, EINTR, ESRCH, call};
@@ -31,7 +33,7 @@ use crate::sys::{self, EAGAIN, EBUSY, EINTR, ESRCH, call};
 pub struct Control {
     pub job: Job,
     pub forked: bool,
-    pub inherited_beacon: usize,
+    pub beacon: usize,
     pub region: Region,
     pub program: i32,
 }
@@ -61,6 +63,8 @@ fn leave_the_program() {
 
 struct Worker {
     socket: i32,
+    /// The greeting: from word 1 on the path of this library, as a C string.
+    greeting: [u64; GREETING_WORDS],
     program: i32,
     uffd: i32,
     trash_uffd: i32,
@@ -97,7 +101,9 @@ impl Worker {
             (Ok(uffd), Ok(trash_uffd)) => (uffd, trash_uffd),
             (Err(errno), _) | (_, Err(errno)) => return failed(step::USERFAULTFD, errno),
         };
-        let mut worker = Worker { socket, program: program as i32, uffd, trash_uffd, region: control.region };
+        let mut greeting = [0; GREETING_WORDS];
+        greeting.copy_from_slice(&words[..GREETING_WORDS]);
+        let mut worker = Worker { socket, greeting, program: program as i32, uffd, trash_uffd, region: control.region };
         worker.introduce(control, &mut words);
         Some(worker)
     }
@@ -111,7 +117,7 @@ impl Worker {
             tid: unsafe { call!(sys::SYS_GETTID) } as u32,
             region: self.region.start() as u64,
             region_len: REGION_LEN as u64,
-            beacon: self.region.beacon() as u64,
+            beacon: control.beacon as u64,
             staging: self.region.staging() as u64,
             trash: self.region.trash() as u64,
         };
@@ -120,11 +126,9 @@ impl Worker {
         if !control.forked {
             return;
         }
-        if control.inherited_beacon != 0 {
-            // SAFETY: the kernel reads 8 bytes of the beacon as a set of signals to block (all are) and says EFAULT if
-            // there is no beacon any more.
-            unsafe { call!(sys::SYS_RT_SIGPROCMASK, 0, control.inherited_beacon, 0, 8) };
-        }
+        // SAFETY: the kernel reads 8 bytes of the beacon as a set of signals to block (all are) and says EFAULT if there
+        // is no beacon any more.
+        unsafe { call!(sys::SYS_RT_SIGPROCMASK, 0, control.beacon, 0, 8) };
         self.say(&[kind::BEACON_DONE], &[]);
     }
 
@@ -151,11 +155,15 @@ impl Worker {
         }
     }
 
-    /// The manager is gone: evicted pages are lost, and the program with them.
+    /// The manager is gone: evicted pages are lost, and the program with them. Nobody may be left to clear away this
+    /// library.
     fn kill_program(&self) -> ! {
         const SIGKILL: usize = 9;
-        // SAFETY: no pointers.
-        unsafe { call!(sys::SYS_PIDFD_SEND_SIGNAL, self.program, SIGKILL, 0, 0) };
+        // SAFETY: the greeting, which came from the manager, ends with a zero byte.
+        unsafe {
+            call!(sys::SYS_PIDFD_SEND_SIGNAL, self.program, SIGKILL, 0, 0);
+            call!(sys::SYS_UNLINK, self.greeting[1..].as_ptr());
+        }
         sys::exit(0)
     }
 

@@ -17,6 +17,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, OnceLock, mpsc};
 use std::time::{Duration, Instant};
 
+use parking_lot::Mutex;
 use uzswap_engine::{Config, Zswap};
 use uzswap_proto::{Advice, Advise, Job, kind};
 use uzswap_vm::pager::{Host, Pager};
@@ -98,7 +99,7 @@ struct Daemon {
     sessions: Arc<Sessions>,
     charge: Arc<Charge>,
     oom_kills: Arc<AtomicU64>,
-    pool_peak: Arc<AtomicU64>,
+    pool_peak: Arc<Mutex<PoolPeak>>,
     stop: Arc<AtomicBool>,
     advice: mpsc::Sender<Question>,
     epoll: Epoll,
@@ -141,7 +142,7 @@ impl Daemon {
         ));
         let host = Arc::new(JobHost { charge: charge.clone(), sessions: OnceLock::new() });
         let pager = Arc::new(Pager::new(engine.clone(), host.clone())?);
-        let sessions = Arc::new(Sessions::new(job, pager.clone()));
+        let sessions = Arc::new(Sessions::new(job, &agent, pager.clone()));
         assert!(host.sessions.set(sessions.clone()).is_ok(), "set once, here");
         let (advice, questions) = mpsc::channel();
         let daemon = Daemon {
@@ -301,7 +302,7 @@ impl Daemon {
             self.write_stats();
         }
         if !self.config.quiet {
-            eprintln!("{}", self.stats().summary(self.pool_peak.load(Relaxed), None));
+            eprintln!("{}", self.stats().summary(&self.pool_peak.lock()));
         }
         0
     }
@@ -331,11 +332,29 @@ fn pool_cap(config: &JobConfig, with_swap: bool) -> u64 {
     config.max_pool.min(share)
 }
 
+/// The pool when it was largest.
+#[derive(Debug, Default)]
+pub struct PoolPeak {
+    /// Bytes of memory.
+    pub bytes: u64,
+    /// Bytes of pages kept in it, for each byte of memory.
+    pub ratio: f64,
+}
+
+impl PoolPeak {
+    fn observe(&mut self, size: u64, engine: &Zswap) {
+        if size > self.bytes {
+            self.bytes = size;
+            self.ratio = engine.counters().zswapped as f64 / size as f64;
+        }
+    }
+}
+
 /// Writes back the coldest entries when the pool comes near its cap, so that stores need not be refused.
-fn keep_pool_small(engine: &Zswap, cap: u64, peak: &AtomicU64, stop: &AtomicBool) {
+fn keep_pool_small(engine: &Zswap, cap: u64, peak: &Mutex<PoolPeak>, stop: &AtomicBool) {
     while !stop.load(Relaxed) {
         let size = engine.pool_bytes();
-        peak.fetch_max(size, Relaxed);
+        peak.lock().observe(size, engine);
         let surplus = engine.shrink_needed().unwrap_or(0).max(size.saturating_sub(cap / 100 * 95));
         if surplus == 0 || engine.shrink(surplus) == 0 {
             // A pool that is far from its cap takes a while to come near it.

@@ -18,14 +18,13 @@ const PATIENCE: Duration = Duration::from_secs(10);
 ///
 /// `front`, if it still lives, is the ancestor of all of them; `known` are processes known to belong.
 pub fn kill_job(job: Job, front: Option<i32>, known: &[i32], spared: &[i32]) -> usize {
-    let mut killed = HashSet::new();
+    let mut killed: HashSet<i32> = HashSet::new();
     let started = Instant::now();
     loop {
         let alive: Vec<i32> = members(job, front, known).into_iter().filter(|pid| !spared.contains(pid)).collect();
-        for &pid in &alive {
-            if job::kill(pid, libc::SIGKILL).is_ok() {
-                killed.insert(pid);
-            }
+        // First stop all, so that none sees another die and does something about it.
+        for signal in [libc::SIGSTOP, libc::SIGKILL] {
+            killed.extend(alive.iter().filter(|&&pid| job::kill(pid, signal).is_ok()));
         }
         while front.is_some() && job::collect_child().is_some() {}
         if alive.is_empty() || started.elapsed() > PATIENCE {

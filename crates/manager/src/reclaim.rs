@@ -22,14 +22,17 @@ const WATCH_PERCENT: u64 = 70;
 /// Pages that one step evicts from a process, at least and at most.
 const STEP_PAGES: RangeInclusive<usize> = 256..=1024;
 
+/// How long to let be what could not be reclaimed.
+const FRUITLESS_PAUSE: Duration = Duration::from_millis(5);
+
 /// How often to look when the limit is near.
 const NEAR_PAUSE: Duration = Duration::from_millis(2);
 
 /// How long reclaim may come to nothing, with somebody waiting, before a process is killed.
 const OOM_PATIENCE: Duration = Duration::from_secs(2);
 
-/// How often the memory of forked processes is measured page by page.
-const PROPORTION_INTERVAL: Duration = Duration::from_millis(250);
+/// The part of time that may be spent on measuring the memory of forked processes page by page: one in so many.
+const PROPORTION_SHARE: u32 = 20;
 
 /// The reclaimer of one job.
 pub struct Reclaimer {
@@ -41,7 +44,7 @@ pub struct Reclaimer {
     pub oom_kills: Arc<AtomicU64>,
     /// Set when the job is over.
     pub stop: Arc<AtomicBool>,
-    /// What part of a forked process's pages is its own.
+    /// What part of a forked process's pages is its own, and when to look again.
     proportions: HashMap<u64, (f64, Instant)>,
     /// What each session's memory was when its mappings were last looked at.
     seen: HashMap<u64, (u64, Instant)>,
@@ -71,6 +74,8 @@ impl Reclaimer {
                 self.watch(&sessions);
                 self.reclaim(sessions);
             }
+            // Memory may have become free without reclaim.
+            self.let_waiting_try();
             self.pager.hear_late_answers();
             self.pager.reap();
             self.charge.wait_for_want(if near { NEAR_PAUSE } else { self.far_pause() });
@@ -102,16 +107,17 @@ impl Reclaimer {
     }
 
     fn proportion(&mut self, session: &Session) -> f64 {
-        if let Some((proportion, at)) = self.proportions.get(&session.id)
-            && at.elapsed() < PROPORTION_INTERVAL
+        if let Some((proportion, due)) = self.proportions.get(&session.id)
+            && Instant::now() < *due
         {
             return *proportion;
         }
+        let start = Instant::now();
         let all = session.anon_pages().max(1);
         let own = session.proportional_pages().unwrap_or(all);
         let proportion = (own as f64 / all as f64).min(1.0);
-        self.proportions.retain(|_, (_, at)| at.elapsed() < 4 * PROPORTION_INTERVAL);
-        self.proportions.insert(session.id, (proportion, Instant::now()));
+        let due = Instant::now() + start.elapsed() * PROPORTION_SHARE;
+        self.proportions.insert(session.id, (proportion, due));
         proportion
     }
 
@@ -130,8 +136,9 @@ impl Reclaimer {
                 self.seen.insert(session.id, (*bytes, Instant::now()));
             }
         }
-        let longest = Duration::from_secs(10);
-        self.seen.retain(|_, (_, at)| at.elapsed() < longest);
+        let live = |id: &u64| sessions.iter().any(|(session, _)| session.id == *id);
+        self.seen.retain(|id, _| live(id));
+        self.proportions.retain(|id, _| live(id));
     }
 
     /// Evicts until the charge is below the soft limit, or nothing goes any more.
@@ -145,6 +152,7 @@ impl Reclaimer {
             sessions = self.measure();
             self.let_waiting_try();
             if freed == 0 {
+                std::thread::sleep(FRUITLESS_PAUSE);
                 break;
             }
         }

@@ -6,12 +6,14 @@
 use std::collections::HashMap;
 use std::fs::File;
 use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::FileExt;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use uzswap_proto::{Advise, Hello, Job, kind, step};
+use uzswap_proto::{Advise, GREETING_WORDS, Hello, Job, greeting, kind, step};
 use uzswap_vm::pager::Pager;
 use uzswap_vm::range::Range;
 use uzswap_vm::space::{Space, Worker};
@@ -97,6 +99,7 @@ pub enum Call {
 #[derive(Debug)]
 pub struct Sessions {
     job: Job,
+    greeting: [u64; GREETING_WORDS],
     device: Option<File>,
     pager: Arc<Pager>,
     list: Mutex<List>,
@@ -109,11 +112,11 @@ struct List {
 }
 
 impl Sessions {
-    /// No sessions yet.
-    pub fn new(job: Job, pager: Arc<Pager>) -> Sessions {
+    /// No sessions yet. `agent` is the library that their processes have loaded.
+    pub fn new(job: Job, agent: &Path, pager: Arc<Pager>) -> Sessions {
         // Handed to workers, so that a process that changed user can still open a userfaultfd.
         let device = File::options().read(true).write(true).open("/dev/userfaultfd").ok();
-        Sessions { job, device, pager, list: Mutex::default() }
+        Sessions { job, greeting: greeting(agent.as_os_str().as_bytes()), device, pager, list: Mutex::default() }
     }
 
     /// Every session.
@@ -128,7 +131,7 @@ impl Sessions {
 
     /// Greets a new connection.
     pub fn greet(&self, link: Link) -> Option<Caller> {
-        link.send(&[kind::GREETING], self.device.as_ref().map(AsRawFd::as_raw_fd)).ok()?;
+        link.send(&self.greeting, self.device.as_ref().map(AsRawFd::as_raw_fd)).ok()?;
         Some(Caller::Greeted(link))
     }
 

@@ -3,10 +3,11 @@
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use serde::Serialize;
-use uzswap_engine::Counters;
+use uzswap_engine::{Counters, PAGE_SIZE};
 use uzswap_vm::pager;
 
 use crate::charge::Charge;
+use crate::daemon::PoolPeak;
 
 /// Everything that is counted. Kernel names; plain names are in pages or events, `memory.*`, `anon*`, `zswap*` and
 /// `pool_total_size` in bytes.
@@ -63,16 +64,16 @@ impl Stats {
         text
     }
 
-    /// One line for the terminal. `ratio` is of what was stored in the pool over time, since the pool may be empty at
-    /// the end.
-    pub fn summary(&self, pool_peak: u64, ratio: Option<f64>) -> String {
+    /// One line for the terminal.
+    pub fn summary(&self, pool: &PoolPeak) -> String {
         let mib = |bytes: u64| format!("{:.1} MiB", bytes as f64 / f64::from(1 << 20));
-        let ratio = ratio.map_or_else(String::new, |ratio| format!(" (ratio {ratio:.1})"));
+        let ratio = if pool.bytes > 0 { format!(" (ratio {:.1})", pool.ratio) } else { String::new() };
+        let written = (self.engine.zswpwb + self.engine.pswpout) * PAGE_SIZE as u64;
         format!(
             "uzswap: peak resident {}, pool {}{ratio}, written back {}, {} faults, stalled {:.1} s",
             mib(self.anon_peak),
-            mib(pool_peak),
-            mib((self.engine.zswpwb + self.engine.pswpout) * 4096),
+            mib(pool.bytes),
+            mib(written),
             self.pgmajfault,
             self.stall_usec as f64 / 1e6,
         )

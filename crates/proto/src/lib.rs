@@ -41,6 +41,23 @@ pub const MAX_WORDS: usize = 4 + MAX_BATCH_PAGES;
 /// Pages that one [`kind::EVICT`] can name.
 pub const MAX_BATCH_PAGES: usize = 512;
 
+/// Words of [`kind::GREETING`].
+pub const GREETING_WORDS: usize = 17;
+
+/// [`kind::GREETING`] with the agent's path, which is left out if it is too long.
+pub fn greeting(agent: &[u8]) -> [u64; GREETING_WORDS] {
+    let mut words = [0; GREETING_WORDS];
+    words[0] = kind::GREETING;
+    if agent.len() < (GREETING_WORDS - 1) * 8 {
+        for (word, bytes) in words[1..].iter_mut().zip(agent.chunks(8)) {
+            let mut padded = [0; 8];
+            padded[..bytes.len()].copy_from_slice(bytes);
+            *word = u64::from_ne_bytes(padded);
+        }
+    }
+    words
+}
+
 /// Pages in a process's staging area (16 MiB of address space; memory only while pages wait there).
 pub const STAGING_PAGES: usize = 4096;
 
@@ -49,7 +66,8 @@ pub const TRASH_PAGES: usize = MAX_BATCH_PAGES;
 
 /// Word 0 of a message.
 pub mod kind {
-    /// Manager to worker, with the userfaultfd device if the manager could open it.
+    /// Manager to worker, [`super::GREETING_WORDS`] long, with the userfaultfd device if the manager could open it. From
+    /// word 1 on the agent's path as a C string, for the worker to remove if manager and front die together.
     pub const GREETING: u64 = 1;
     /// Worker to manager: [`super::Hello`].
     pub const HELLO: u64 = 2;
@@ -246,7 +264,7 @@ pub enum Advice {
     PageOut,
     /// `MADV_COLD`: make coldest.
     Cold,
-    /// `MADV_DONTFORK`, `MADV_WIPEONFORK`: a forked child will not see these pages; leave them alone from now on.
+    /// `MADV_WIPEONFORK`: a forked child will find these pages empty; leave them alone from now on.
     Exclude,
 }
 

@@ -33,7 +33,7 @@ use crate::space::{Fault, Outcome, Request, Space, State, Worker};
 use crate::sys::epoll::Epoll;
 use crate::sys::process;
 use crate::sys::uffd::{FillError, MAIN_FEATURES, Message, Probe, Uffd};
-use crate::table::PageState;
+use crate::table::{PageState, STATE_BITS};
 use crate::{PAGE, layout};
 
 /// What the pager needs from whoever runs it.
@@ -165,7 +165,7 @@ impl Pager {
 
     fn claim_space(&self, space: &Space, worker: Worker) -> io::Result<()> {
         worker.link.send(&[kind::MAIN], Some(space.as_raw_fd()))?;
-        // Mappings that a child does not inherit were registered in the parent all the same.
+        // Mappings that a child does not inherit (MADV_DONTFORK) were registered in the parent all the same.
         let mappings = layout::manageable(worker.pid)?;
         {
             let mut state = space.lock();
@@ -174,6 +174,10 @@ impl Pager {
                 if space.uffd.probe(mapping.start) == Probe::Registered {
                     known.within(mapping).into_iter().for_each(|range| state.registered.insert(range));
                 }
+            }
+            let registered = state.registered.clone();
+            for lost in registered.missing(Range::new(0, u64::MAX)) {
+                state.empty(&self.engine, lost);
             }
         }
         self.employ(space, worker)
@@ -309,24 +313,10 @@ impl Pager {
         }
     }
 
-    /// Gives a forked child its own reference to everything that its parent has evicted.
-    ///
-    /// The child has not run yet. Where a page of the parent has come back since the fork, or the child has it as its
-    /// own, the child's reference is stale; it is dropped when the page is next evicted or filled.
+    /// Takes a forked child, which has not run yet, under management.
     fn fork(&self, space: &Space, state: &mut State, child: Uffd) {
         self.flush_staging(space, state, &child);
-        let mut inherited = State {
-            registered: state.registered.clone(),
-            excluded: state.excluded.clone(),
-            beacon: state.beacon,
-            ..State::default()
-        };
-        for (page, page_state) in state.table.iter() {
-            if let PageState::Stored(slot) | PageState::Loading(slot) = page_state {
-                self.engine.dup(slot);
-                inherited.table.set(page, PageState::Stored(slot));
-            }
-        }
+        let inherited = state.inherit(&self.engine);
         if let Err(error) = self.register(child, inherited) {
             self.host.kill(space.id, &format!("no room for one more process: {error}"));
         }
@@ -429,10 +419,12 @@ impl Pager {
 
     /// Gives a staged page back: it is copied, and its copy in the staging area is discarded in its turn.
     fn rescue(&self, space: &Space, state: &mut State, page: u64, sequence: u32) -> Answer {
-        let Some(worker) = state.worker.clone() else { return Answer::Done };
         let mut data = [0; PAGE_SIZE];
-        if read_pages(&worker, &[sequence], &mut data).is_err() {
+        let worker = state.worker.clone();
+        if worker.is_none_or(|worker| read_pages(&worker, &[sequence], &mut data).is_err()) {
+            // Only a process that outlived the program whose memory it shares comes here.
             self.host.kill(space.id, "a staged page could not be read back");
+            let _ = space.uffd.poison(page);
             return Answer::Done;
         }
         match space.uffd.copy(page, &data).1 {
@@ -667,9 +659,9 @@ impl Pager {
     pub fn hear_late_answers(&self) {
         for space in self.spaces() {
             // Whoever is in conversation hears the answer himself.
-            if let Some(_conversation) = space.conversation.try_lock()
-                && space.lock().request.is_some()
-            {
+            let Some(_conversation) = space.conversation.try_lock() else { continue };
+            let late = space.lock().request.is_some();
+            if late {
                 self.resume(&space);
             }
         }
@@ -847,9 +839,12 @@ impl Pager {
     /// The worker is gone, or talks nonsense. If its program still lives, what is staged is lost with it.
     fn lose_worker(&self, space: &Space) -> Talk {
         let mut state = space.lock();
-        if state.request.take().is_some() || state.staging.live() > 0 {
+        let request = state.request.take();
+        if request.is_some() || state.staging.live() > 0 {
             self.host.kill(space.id, "its worker is gone");
         }
+        // Pages may be on their way that pass for untouched: nothing is filled any more, whatever becomes of the kill.
+        state.gone |= matches!(request, Some(Request::Evict { .. }));
         state.worker = None;
         drop(state);
         self.service(space);
@@ -862,34 +857,37 @@ impl Pager {
             Ok(Some(received)) => received.words,
             Err(_) => return self.lose_worker(space),
         };
-        let request = space.lock().request.take();
-        let talk = match (words.first(), request) {
+        // One lock from the end of the request to the last page of its answer: in between, a page that has gone would
+        // pass for one that was never touched.
+        let mut state = space.lock();
+        let done = match (words.first(), state.request.take()) {
             (Some(&kind::EVICTED), Some(Request::Evict { first, pages })) => {
-                Talk::Answered(self.take_evicted(space, first, &pages, &words))
+                self.take_evicted(&mut state, first, &pages, &words)
             }
             (Some(&kind::DISCARDED), Some(Request::Discard { pages })) => {
-                space.lock().staging.discard(pages);
+                state.staging.discard(pages);
                 self.counters.discarded.fetch_add(pages as u64, Relaxed);
-                Talk::Answered(pages)
+                pages
             }
             (_, request) => {
-                space.lock().request = request;
+                state.request = request;
+                drop(state);
                 return self.lose_worker(space);
             }
         };
+        drop(state);
         // What was not read during an EVICT is read now.
         self.service(space);
-        talk
+        Talk::Answered(done)
     }
 
     /// Takes note of which pages went; gives how many.
-    fn take_evicted(&self, space: &Space, first: u32, pages: &[u64], words: &[u64]) -> usize {
-        let mut state = space.lock();
+    fn take_evicted(&self, state: &mut State, first: u32, pages: &[u64], words: &[u64]) -> usize {
         let mut moved = 0;
         for (i, &page) in pages.iter().enumerate() {
             match evicted::get(words, i) {
                 evicted::MOVED => {
-                    let sequence = first.wrapping_add(i as u32) & ((1 << crate::table::STATE_BITS) - 1);
+                    let sequence = first.wrapping_add(i as u32) & ((1 << STATE_BITS) - 1);
                     state.staging.fill(sequence, page);
                     state.table.set(page, PageState::Staged(sequence));
                     moved += 1;
@@ -932,6 +930,13 @@ impl Pager {
     /// Tells the worker of `space` that its program has ended or turned to another.
     pub fn dismiss(&self, space: &Space) {
         let _conversation = space.conversation.lock();
+        let late = {
+            let state = space.lock();
+            state.worker.clone().filter(|_| state.request.is_some())
+        };
+        if let Some(worker) = late {
+            self.listen(space, &worker, WORKER_PATIENCE);
+        }
         space.lock().worker = None;
     }
 }

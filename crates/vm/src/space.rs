@@ -128,7 +128,7 @@ pub(crate) struct State {
     pub table: PageTable,
     /// What is registered with the userfaultfd and may be evicted.
     pub registered: RangeSet,
-    /// What is never evicted because a forked child would not inherit it.
+    /// What is never evicted because a forked child would find it empty.
     pub excluded: RangeSet,
     /// Pages that were brought back by a fault since reclaim last came by.
     pub young: PageSet,
@@ -270,6 +270,27 @@ impl State {
         let is_absent = |page| worker.as_ref().is_some_and(|worker| worker.pagemap.is_absent(page).unwrap_or(false));
         self.removals
             .retain(|removal| !removal.sentinel.is_some_and(is_absent) && removal.since.elapsed() < REMOVAL_PATIENCE);
+    }
+
+    /// What a forked child knows: it gets its own reference to everything that its parent has stored. (What is staged
+    /// has to be stored before.)
+    ///
+    /// Where a page of the parent has come back since the fork, or the child has it as its own, the child's reference is
+    /// stale; it is dropped when the page is next evicted or filled.
+    pub fn inherit(&self, engine: &Zswap) -> State {
+        let mut child = State {
+            registered: self.registered.clone(),
+            excluded: self.excluded.clone(),
+            beacon: self.beacon,
+            ..State::default()
+        };
+        for (page, state) in self.table.iter() {
+            if let PageState::Stored(slot) | PageState::Loading(slot) = state {
+                engine.dup(slot);
+                child.table.set(page, PageState::Stored(slot));
+            }
+        }
+        child
     }
 
     /// Drops everything: the address space is gone.
@@ -457,3 +478,7 @@ impl PageSet {
         was_in
     }
 }
+
+#[cfg(test)]
+#[path = "space_tests.rs"]
+mod tests;

@@ -8,7 +8,18 @@
 use std::io;
 
 /// Locks all memory of the manager, present and future, as it gets touched: the manager never pages itself.
+///
+/// Refused where the limit on locked memory is finite and binding: once over it, every allocation would fail.
 pub fn lock_all() -> io::Result<()> {
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: one structure. geteuid has no arguments.
+    let bound = unsafe {
+        super::check(libc::getrlimit(libc::RLIMIT_MEMLOCK, &raw mut limit))?;
+        limit.rlim_cur != libc::RLIM_INFINITY && libc::geteuid() != 0
+    };
+    if bound {
+        return Err(io::ErrorKind::PermissionDenied.into());
+    }
     // SAFETY: no pointers.
     super::check(unsafe { libc::mlockall(libc::MCL_CURRENT | libc::MCL_FUTURE | libc::MCL_ONFAULT) }).map(drop)
 }
