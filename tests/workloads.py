@@ -27,11 +27,11 @@ class Workload:
 
 
 def heap_python(context, directory):
-    return ["python3", PROGRAMS / "heap.py", context.size(100, 500)]
+    return ["python3", PROGRAMS / "heap.py", context.size(50, 500)]
 
 
 def compile_sources(context, directory):
-    units, instances = context.size((4, 1), (8, 8))
+    units, instances = context.size((2, 1), (8, 8))
     rule = ("unit%.o: {source}\n\tg++ -std=c++20 -O2 -DUNIT=$* -DINSTANCES={instances} -c -o $@ $<\n"
             .format(source=PROGRAMS / "heavy.cpp", instances=instances))
     objects = " ".join(f"unit{number}.o" for number in range(1, units + 1))
@@ -41,7 +41,7 @@ def compile_sources(context, directory):
 
 def database(context, directory):
     # About 240 bytes a row with its two indexes.
-    rows = context.size(120, 500) * MIB // 240
+    rows = context.size(60, 500) * MIB // 240
     (directory / "script.sql").write_text(f"""
         CREATE TABLE item(id INTEGER PRIMARY KEY, owner INTEGER, price REAL, name TEXT, note TEXT);
         WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < {rows})
@@ -65,15 +65,15 @@ def database(context, directory):
 
 
 def redis(context, directory):
-    return ["python3", PROGRAMS / "redis_client.py", context.size(100, 500)]
+    return ["python3", PROGRAMS / "redis_client.py", context.size(40, 500)]
 
 
 def heap_node(context, directory):
-    return ["node", "--max-old-space-size=4096", PROGRAMS / "heap.js", context.size(100, 400)]
+    return ["node", "--max-old-space-size=4096", PROGRAMS / "heap.js", context.size(50, 400)]
 
 
 def heap_java(context, directory):
-    size = context.size(100, 400)
+    size = context.size(50, 400)
     build = context.root / "java"
     if not build.exists():
         subprocess.run(["javac", "-d", build, PROGRAMS / "Heap.java"], check=True, timeout=120)
@@ -94,14 +94,14 @@ def text_file(path: Path, size: int, seed: int) -> Path:
 
 def compress(context, directory):
     # It is the memory that matters: about eleven times the block for each thread, while time goes with the file.
-    block = context.size(3, 48) * MIB
+    block = context.size(2, 48) * MIB
     file = text_file(context.root / "to-compress", 2 * block, 1)
     return ["sh", "-c", f"xz -9 -T2 --block-size={block} -c {file} > packed.xz && sha256sum packed.xz && "
                         f"xz -dc packed.xz | cmp - {file}"]
 
 
 def sort_file(context, directory):
-    file = text_file(context.root / "to-sort", context.size(100, 500) * MIB, 2)
+    file = text_file(context.root / "to-sort", context.size(40, 500) * MIB, 2)
     return ["sort", "-S", "2G", "--parallel=2", "-T", directory, file]
 
 
