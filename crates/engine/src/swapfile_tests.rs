@@ -1,3 +1,5 @@
+//! Tests of disk space: large requests are sequential, limits hold, emptied clusters are given back.
+
 use super::*;
 use proptest::prelude::*;
 

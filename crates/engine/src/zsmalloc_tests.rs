@@ -1,3 +1,5 @@
+//! Tests of the allocator against a plain map of what was put in.
+
 use super::*;
 use proptest::prelude::*;
 use std::collections::HashMap;

@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 const ARROWS: [(&str, &[&str]); 7] = [
     ("engine", &[]),
     ("proto", &[]),
-    ("vm", &["engine"]),
+    ("vm", &["engine", "proto"]),
     ("agent", &["proto"]),
     ("manager", &["engine", "vm", "proto"]),
     ("lab", &["engine", "vm", "proto", "manager"]),

@@ -2,7 +2,9 @@
 //!
 //! | file | guards |
 //! |---|---|
-//! | [`pager`] | the way of a page: evict, store, fault, rescue, fork |
+//! | [`pager`] | all address spaces: how they come and go |
+//! | `evict` | the way of a page out |
+//! | `fault` | the way of a page back; events |
 //! | [`space`] | what is known of one address space |
 //! | `table` | where each evicted page is |
 //! | `epoch` | the order of events |
@@ -13,6 +15,9 @@
 //! | [`doctor`] | what the machine permits |
 
 pub mod pager;
+
+mod evict;
+mod fault;
 
 pub mod space;
 mod table;

@@ -1,0 +1,434 @@
+//! Out of the program: eviction into the staging area, and from there into the engine.
+//!
+//! 1. [`Pager::evict`] picks pages and asks the worker to move them into the staging area. From the request until its answer
+//!    has been recorded, nothing is read from the userfaultfd; the record is made under the lock under which the request ends.
+//! 2. A staged page that is touched goes back uncompressed (see `fault`); that is its second chance.
+//! 3. [`Pager::store_staged`] gives the oldest staged pages to the engine, then has the worker free their memory.
+
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::{Duration, Instant};
+
+use uzswap_engine::{PAGE_SIZE, Page, Slot};
+use uzswap_proto::{MAX_BATCH_PAGES, Run, STAGING_PAGES, evict, evicted, kind};
+
+use crate::fault::Load;
+use crate::pager::{Pager, Progress, read_pages, with_buffer};
+use crate::range::Range;
+use crate::space::{Fault, Request, Space, State, Worker};
+use crate::sys::uffd::FillError;
+use crate::table::{PageState, STATE_BITS};
+use crate::{PAGE, layout};
+
+/// How a request to a worker ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Talk {
+    /// It did this many pages.
+    Answered(usize),
+    /// No answer yet: stopped or starved; ask later.
+    Silent,
+    /// No worker, or it is gone.
+    Gone,
+}
+
+/// How long a worker may take before reclaim turns to another.
+pub(crate) const WORKER_PATIENCE: Duration = Duration::from_millis(500);
+
+/// Pages of one EVICT: large enough to pay for the round trip, small enough for faults not to wait long.
+const EVICT_PAGES: usize = 256;
+const _: () = assert!(EVICT_PAGES <= MAX_BATCH_PAGES);
+
+/// What has come to the staging area is stored in groups of this many pages.
+const STORE_PAGES: usize = 256;
+
+impl Pager {
+    /// Registers what is mapped and not yet watched, so that it can be evicted and so that fresh pages are seen as they
+    /// are touched. Gives the bytes under management.
+    pub fn refresh(&self, space: &Space) -> io::Result<u64> {
+        let Some(worker) = space.worker() else { return Ok(0) };
+        let mappings = layout::manageable(worker.pid)?;
+        let mut state = space.lock();
+        if state.gone || state.request.is_some() {
+            return Ok(0);
+        }
+        self.drain(space, &mut state);
+        // From the first registered page on, children have to say whose they are.
+        space.uffd.register(Range::page(worker.hello.beacon))?;
+        state.beacon = Some(worker.hello.beacon);
+        let mut managed = 0;
+        for mapping in mappings {
+            for part in outside(mapping, worker.region()) {
+                managed += part.len();
+                for fresh in state.registered.missing(part) {
+                    let continues =
+                        state.registered.contains(fresh.start.wrapping_sub(1)) || state.registered.contains(fresh.end);
+                    if fresh.len() < layout::SMALLEST && !continues {
+                        continue;
+                    }
+                    // Refused where another userfaultfd watches, or where the mapping has changed meanwhile.
+                    if space.uffd.register(fresh).is_ok() {
+                        // What is not watched has not been evicted: whatever is known of it is of something else.
+                        state.empty(&self.engine, fresh);
+                        state.registered.insert(fresh);
+                    }
+                }
+            }
+        }
+        drop(state);
+        self.service(space);
+        Ok(managed)
+    }
+
+    /// Moves about `pages` pages, the oldest as far as is known, out of the program into its staging area. A page that
+    /// was brought back by a fault since reclaim last came by is let go once.
+    pub fn evict(&self, space: &Space, pages: usize) -> io::Result<Progress> {
+        let _conversation = space.conversation.lock();
+        let Some(worker) = self.resume(space) else { return Ok(Progress::default()) };
+        let (hand, ranges) = {
+            let mut state = space.lock();
+            state.settle_removals();
+            (state.hand, state.registered.iter().collect::<Vec<_>>())
+        };
+        let mut progress = Progress::default();
+        // Once round from the hand: what lies after it, then what lies before.
+        let after = ranges.iter().map(|r| r.intersect(Range::new(hand, u64::MAX)));
+        let before = ranges.iter().map(|r| r.intersect(Range::new(0, hand)));
+        for range in after.chain(before).filter(|r| !r.is_empty()) {
+            let mut at = range.start;
+            while at < range.end {
+                if progress.staged >= pages {
+                    space.lock().hand = at;
+                    return Ok(progress);
+                }
+                if space.lock().staging.len() + EVICT_PAGES > STAGING_PAGES {
+                    return Ok(progress);
+                }
+                let (runs, end) = worker.pagemap.present(Range::new(at, range.end), EVICT_PAGES)?;
+                at = end;
+                match self.evict_runs(space, &worker, &runs, true)? {
+                    Some(staged) => progress.staged += staged,
+                    None => return Ok(progress),
+                }
+            }
+        }
+        Ok(progress)
+    }
+
+    /// Moves all of `range` out and into the engine, now.
+    pub fn page_out(&self, space: &Space, range: Range) -> io::Result<Progress> {
+        let mut total = Progress::default();
+        let parts = space.lock().registered.within(range);
+        for part in parts {
+            let mut at = part.start;
+            while at < part.end {
+                {
+                    let _conversation = space.conversation.lock();
+                    let Some(worker) = self.resume(space) else { return Ok(total) };
+                    space.lock().settle_removals();
+                    let (runs, end) = worker.pagemap.present(Range::new(at, part.end), EVICT_PAGES)?;
+                    at = end;
+                    let Some(staged) = self.evict_runs(space, &worker, &runs, false)? else { return Ok(total) };
+                    total.staged += staged;
+                }
+                let progress = self.store_staged(space, 0)?;
+                total.stored += progress.stored;
+                total.refused += progress.refused;
+            }
+        }
+        Ok(total)
+    }
+
+    /// Makes what is in `range` the first that reclaim takes.
+    pub fn make_cold(&self, space: &Space, range: Range) {
+        let mut state = space.lock();
+        let parts = state.registered.within(range);
+        if let Some(first) = parts.first() {
+            state.hand = first.start;
+        }
+        for part in parts {
+            state.young.remove_range(part);
+        }
+    }
+
+    /// Never evicts from `range` again, and brings back what was.
+    pub fn exclude(&self, space: &Space, range: Range) {
+        space.lock().excluded.insert(range);
+        // Fails only when the program is gone.
+        let _ = self.store_staged(space, 0);
+        let mut pages = Vec::new();
+        {
+            let mut state = space.lock();
+            for (page, page_state) in state.table.list(range) {
+                if let PageState::Stored(slot) = page_state {
+                    self.engine.dup(slot);
+                    state.table.set(page, PageState::Loading(slot));
+                    pages.push((page, slot));
+                }
+            }
+        }
+        for page in pages {
+            let fault = Fault { page: page.0, write: false, tid: 0, since: Instant::now() };
+            self.finish_load(space, Load { fault, pages: vec![page] });
+        }
+        self.service(space);
+    }
+
+    /// Hears the workers that were silent when they were last asked, so that faults do not wait for them needlessly.
+    pub fn hear_late_answers(&self) {
+        for space in self.spaces() {
+            // Whoever is in conversation hears the answer himself.
+            let Some(_conversation) = space.conversation.try_lock() else { continue };
+            let late = space.lock().request.is_some();
+            if late {
+                self.resume(&space);
+            }
+        }
+    }
+
+    /// The worker, ready for a request: answers that were late are taken first.
+    fn resume(&self, space: &Space) -> Option<Arc<Worker>> {
+        let worker = {
+            let state = space.lock();
+            let worker = state.worker.clone().filter(|_| !state.gone)?;
+            if state.request.is_none() {
+                return Some(worker);
+            }
+            worker
+        };
+        matches!(self.listen(space, &worker, Duration::ZERO), Talk::Answered(_)).then_some(worker)
+    }
+
+    /// Moves the pages of `runs` that may go; gives how many went, `None` if the worker is not to be had.
+    fn evict_runs(
+        &self,
+        space: &Space,
+        worker: &Worker,
+        runs: &[Range],
+        spare_young: bool,
+    ) -> io::Result<Option<usize>> {
+        let pages: Vec<u64> = runs.iter().flat_map(|run| (run.start..run.end).step_by(PAGE_SIZE)).collect();
+        self.counters.pgscan.fetch_add(pages.len() as u64, Relaxed);
+        let (mut staged, mut retry) = (0, pages);
+        // A second round for pages that a fork left shared: touched for writing, they become this process's alone.
+        for touch in [0, evict::TOUCH] {
+            while !retry.is_empty() {
+                let taken = retry.len().min(EVICT_PAGES);
+                let batch: Vec<u64> = retry.drain(..taken).collect();
+                match self.evict_batch(space, worker, batch, touch, spare_young && touch == 0)? {
+                    Some(count) => staged += count,
+                    None => return Ok(None),
+                }
+            }
+            retry = std::mem::take(&mut space.lock().busy);
+            if retry.is_empty() {
+                break;
+            }
+        }
+        Ok(Some(staged))
+    }
+
+    fn evict_batch(
+        &self,
+        space: &Space,
+        worker: &Worker,
+        mut pages: Vec<u64>,
+        touch: u64,
+        spare_young: bool,
+    ) -> io::Result<Option<usize>> {
+        let words = {
+            let mut state = space.lock();
+            self.drain(space, &mut state);
+            if state.gone {
+                return Ok(None);
+            }
+            pages.retain(|&page| self.may_go(&mut state, page, spare_young));
+            let (first, room) = state.staging.reserve(pages.len());
+            // What has no room stays for the next time.
+            pages.truncate(room);
+            if pages.is_empty() {
+                drop(state);
+                self.service(space);
+                return Ok(Some(0));
+            }
+            let mut words = vec![kind::EVICT, worker.staging_page(first), touch];
+            words.extend(runs_of(&pages).into_iter().map(|run| run.0));
+            state.request = Some(Request::Evict { first, pages });
+            words
+        };
+        match self.talk(space, worker, &words) {
+            Talk::Answered(moved) => Ok(Some(moved)),
+            Talk::Silent | Talk::Gone => Ok(None),
+        }
+    }
+
+    /// Whether a present page may be evicted now.
+    fn may_go(&self, state: &mut State, page: u64, spare_young: bool) -> bool {
+        if !state.is_evictable(page) || state.young.remove(page) && spare_young {
+            return false;
+        }
+        match state.table.get(page) {
+            PageState::Resident => true,
+            // Being there, it is newer than what a fork left in the table.
+            old @ PageState::Stored(_) => {
+                state.table.set(page, PageState::Resident);
+                state.drop_contents(&self.engine, old);
+                true
+            }
+            PageState::Staged(_) | PageState::Loading(_) => false,
+        }
+    }
+
+    /// Stores staged pages, oldest first, until `keep` or fewer are left.
+    pub fn store_staged(&self, space: &Space, keep: usize) -> io::Result<Progress> {
+        let _conversation = space.conversation.lock();
+        let mut progress = Progress::default();
+        while let Some(worker) = self.resume(space) {
+            let run: Vec<(u32, Option<u64>)> = {
+                let state = space.lock();
+                let surplus = state.staging.len().saturating_sub(keep);
+                let count = state.staging.oldest_run(surplus.min(STORE_PAGES));
+                (0..count).map(|i| state.staging.sequence(i)).map(|s| (s, state.staging.get(s))).collect()
+            };
+            if run.is_empty() {
+                break;
+            }
+            let sequences: Vec<u32> = run.iter().filter(|(_, page)| page.is_some()).map(|(s, _)| *s).collect();
+            let (stored, refused) = with_buffer(sequences.len(), |data| {
+                read_pages(&worker, &sequences, data.as_flattened_mut())?;
+                io::Result::Ok(self.store_pages(space, &sequences, data))
+            })?;
+            progress.stored += stored;
+            progress.refused += refused;
+            let done = {
+                let mut state = space.lock();
+                // A page that could neither be stored nor put back stays, and so does what came after it.
+                let done = run.iter().take_while(|(sequence, _)| state.staging.get(*sequence).is_none()).count();
+                state.request = Some(Request::Discard { pages: done });
+                done
+            };
+            let words = [kind::DISCARD, worker.staging_page(run[0].0), done as u64];
+            if self.talk(space, &worker, &words) != Talk::Answered(run.len()) || refused > 0 {
+                break;
+            }
+        }
+        Ok(progress)
+    }
+
+    /// Gives pages to the engine; gives how many it took and how many it refused.
+    fn store_pages(&self, space: &Space, sequences: &[u32], data: &[Page]) -> (usize, usize) {
+        let slots: Vec<Option<Slot>> = data.iter().map(|page| self.engine.swap_out(page).ok()).collect();
+        let (mut stored, mut refused) = (0, 0);
+        let mut state = space.lock();
+        for ((&sequence, slot), data) in sequences.iter().zip(slots).zip(data) {
+            // While we stored it, the page may have been rescued, discarded, unmapped or stored by a fork, or have
+            // moved; the ring entry tells, because it is only ever changed under this lock together with the table.
+            match (state.staging.get(sequence), slot) {
+                (Some(page), Some(slot)) => {
+                    state.staging.clear(sequence);
+                    state.table.set(page, PageState::Stored(slot));
+                    stored += 1;
+                }
+                (Some(page), None) => {
+                    refused += 1;
+                    match space.uffd.copy(page, data).1 {
+                        None | Some(FillError::Exists) => {
+                            state.staging.clear(sequence);
+                            state.table.set(page, PageState::Resident);
+                        }
+                        // Stays staged.
+                        Some(_) => {}
+                    }
+                }
+                (None, Some(slot)) => self.engine.invalidate(slot),
+                (None, None) => {}
+            }
+        }
+        (stored, refused)
+    }
+
+    /// Sends a request to the worker, which has been recorded in the state, and applies the answer.
+    fn talk(&self, space: &Space, worker: &Worker, words: &[u64]) -> Talk {
+        match worker.link.send(words, None) {
+            Ok(()) => self.listen(space, worker, WORKER_PATIENCE),
+            Err(_) => self.lose_worker(space),
+        }
+    }
+
+    /// The worker is gone, or talks nonsense. If its program still lives, what is staged is lost with it.
+    fn lose_worker(&self, space: &Space) -> Talk {
+        let mut state = space.lock();
+        let request = state.request.take();
+        if request.is_some() || state.staging.live() > 0 {
+            self.host.kill(space.id, "its worker is gone");
+        }
+        // Pages may be on their way that pass for untouched: nothing is filled any more, whatever becomes of the kill.
+        state.gone |= matches!(request, Some(Request::Evict { .. }));
+        state.worker = None;
+        drop(state);
+        self.service(space);
+        Talk::Gone
+    }
+
+    pub(crate) fn listen(&self, space: &Space, worker: &Worker, patience: Duration) -> Talk {
+        let words = match worker.link.receive(patience) {
+            Ok(None) => return Talk::Silent,
+            Ok(Some(received)) => received.words,
+            Err(_) => return self.lose_worker(space),
+        };
+        // One lock from the end of the request to the last page of its answer: in between, a page that has gone would
+        // pass for one that was never touched.
+        let mut state = space.lock();
+        let done = match (words.first(), state.request.take()) {
+            (Some(&kind::EVICTED), Some(Request::Evict { first, pages })) => {
+                self.take_evicted(&mut state, first, &pages, &words)
+            }
+            (Some(&kind::DISCARDED), Some(Request::Discard { pages })) => {
+                state.staging.discard(pages);
+                self.counters.discarded.fetch_add(pages as u64, Relaxed);
+                pages
+            }
+            (_, request) => {
+                state.request = request;
+                drop(state);
+                return self.lose_worker(space);
+            }
+        };
+        drop(state);
+        // What was not read during an EVICT is read now.
+        self.service(space);
+        Talk::Answered(done)
+    }
+
+    /// Takes note of which pages went; gives how many.
+    fn take_evicted(&self, state: &mut State, first: u32, pages: &[u64], words: &[u64]) -> usize {
+        let mut moved = 0;
+        for (i, &page) in pages.iter().enumerate() {
+            match evicted::get(words, i) {
+                evicted::MOVED => {
+                    let sequence = first.wrapping_add(i as u32) & ((1 << STATE_BITS) - 1);
+                    state.staging.fill(sequence, page);
+                    state.table.set(page, PageState::Staged(sequence));
+                    moved += 1;
+                }
+                status if i32::from(status) == libc::EBUSY => state.busy.push(page),
+                _ => {}
+            }
+        }
+        self.counters.pgsteal.fetch_add(moved as u64, Relaxed);
+        self.counters.busy.fetch_add(state.busy.len() as u64, Relaxed);
+        moved
+    }
+}
+
+/// Joins neighbouring pages.
+fn runs_of(pages: &[u64]) -> Vec<Run> {
+    pages.chunk_by(|a, b| a + PAGE == *b).map(|run| Run::new(run[0], run.len())).collect()
+}
+
+/// The parts of `range` that are not in `hole`.
+fn outside(range: Range, hole: Range) -> impl Iterator<Item = Range> {
+    [Range::new(range.start, range.end.min(hole.start)), Range::new(range.start.max(hole.end), range.end)]
+        .into_iter()
+        .filter(|part| !part.is_empty())
+}

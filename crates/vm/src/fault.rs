@@ -1,0 +1,364 @@
+//! Back into the program: events and faults of an address space.
+//!
+//! 1. [`Pager::service`] takes the lock of the address space and reads all messages ([`Pager::drain`]). Changes of the layout
+//!    are applied in the order in which they happened; faults are put with those that wait.
+//! 2. Each waiting fault is answered: zeros for a page that was never touched, a copy for a staged one. A stored page, and
+//!    what follows it on a sequential walk, is marked as loading.
+//! 3. Without the lock, loading pages are decompressed; under it again they are filled, if they are still loading.
+//! 4. A fill that the kernel refuses because the layout is changing is tried again after the event has been read.
+
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::Instant;
+
+use uzswap_engine::{LoadError, PAGE_SIZE, Page, Slot};
+
+use crate::PAGE;
+use crate::epoch::{self, Change};
+use crate::pager::{Pager, read_pages, with_buffer};
+use crate::range::Range;
+use crate::readahead::MAX_WINDOW;
+use crate::space::{Fault, Outcome, Request, Space, State};
+use crate::sys::uffd::{FillError, Message, Probe, Uffd};
+use crate::table::PageState;
+
+impl Pager {
+    /// Reads what the userfaultfd of `space` has to say and answers it, and what was left waiting before.
+    pub fn service(&self, space: &Space) {
+        self.service_while(space, || false);
+    }
+
+    /// As [`Pager::service`], and goes on as long as `more` finds that there is more to come.
+    ///
+    /// While a thread is here the userfaultfd is reported to no other, unless several faults wait at once.
+    pub(crate) fn service_while(&self, space: &Space, more: impl Fn() -> bool) {
+        let mut tries = 0;
+        loop {
+            let mut loads = Vec::new();
+            let mut unsettled = false;
+            let news = {
+                let mut state = space.lock();
+                if state.gone || matches!(state.request, Some(Request::Evict { .. })) {
+                    // Whoever finishes the request comes here.
+                    return;
+                }
+                let news = self.drain(space, &mut state);
+                for fault in std::mem::take(&mut state.waiting) {
+                    match self.answer(space, &mut state, fault) {
+                        Answer::Done => self.count_stall(fault),
+                        Answer::Load(load) => loads.push(load),
+                        Answer::NoRoom => state.waiting.push(fault),
+                        Answer::Unsettled => {
+                            unsettled = true;
+                            state.waiting.push(fault);
+                        }
+                    }
+                }
+                news
+            };
+            if loads.len() > 1 {
+                self.rearm(space);
+            }
+            let done = !news && !unsettled && loads.is_empty();
+            for load in loads {
+                self.finish_load(space, load);
+            }
+            if unsettled {
+                wait_for_program(&space.uffd, &mut tries);
+            } else if done && !more() {
+                self.rearm(space);
+                return;
+            }
+        }
+    }
+
+    /// Reads all there is to read, applies changes of the layout and forks, and leaves the faults in `waiting`. Tells
+    /// whether there was anything.
+    pub(crate) fn drain(&self, space: &Space, state: &mut State) -> bool {
+        let mut changes: Vec<Change> = Vec::new();
+        let (mut news, mut tries) = (false, 0);
+        loop {
+            let mut messages = Vec::new();
+            if let Err(error) = space.uffd.read(&mut messages) {
+                self.host.kill(space.id, &format!("its memory events cannot be read: {error}"));
+                state.gone = true;
+                return false;
+            }
+            let read_nothing = messages.is_empty();
+            news |= !read_nothing;
+            for message in messages {
+                match message {
+                    Message::Fault { address, write, tid } => {
+                        state.waiting.push(Fault { page: address, write, tid, since: Instant::now() });
+                    }
+                    Message::Change(change) => changes.push(change),
+                    Message::Fork(child) => {
+                        self.settle(space, state, &mut changes);
+                        self.fork(space, state, child);
+                    }
+                }
+            }
+            // After a remap, what made room for it may still be unread: see `epoch`.
+            let in_doubt = changes.iter().any(|change| matches!(change, Change::Remap { .. }));
+            if in_doubt && space.uffd.probe(PAGE) == Probe::Changing {
+                if read_nothing {
+                    wait_for_program(&space.uffd, &mut tries);
+                }
+                continue;
+            }
+            self.settle(space, state, &mut changes);
+            if read_nothing {
+                return news;
+            }
+        }
+    }
+
+    fn settle(&self, space: &Space, state: &mut State, changes: &mut Vec<Change>) {
+        let is_registered = |page| space.uffd.probe(page) == Probe::Registered;
+        for change in epoch::order(std::mem::take(changes), is_registered) {
+            state.apply(&self.engine, change);
+        }
+    }
+
+    /// Takes a forked child, which has not run yet, under management.
+    fn fork(&self, space: &Space, state: &mut State, child: Uffd) {
+        self.flush_staging(space, state, &child);
+        let inherited = state.inherit(&self.engine);
+        if let Err(error) = self.register(child, inherited) {
+            self.host.kill(space.id, &format!("no room for one more process: {error}"));
+        }
+    }
+
+    /// Stores all staged pages at once, so that a child can share them. What the engine refuses goes to both.
+    fn flush_staging(&self, space: &Space, state: &mut State, child: &Uffd) {
+        let Some(worker) = state.worker.clone() else { return };
+        let mut data = [0; PAGE_SIZE];
+        for (sequence, page) in state.staging.iter().collect::<Vec<_>>() {
+            if read_pages(&worker, &[sequence], &mut data).is_err() {
+                self.host.kill(space.id, "a staged page could not be read back");
+                return;
+            }
+            if let Ok(slot) = self.engine.swap_out(&data) {
+                state.staging.clear(sequence);
+                state.table.set(page, PageState::Stored(slot));
+            } else if child.copy(page, &data).1.is_some_and(|error| error != FillError::Exists) {
+                self.host.kill(space.id, "it forked while neither pool nor swap file had room");
+            }
+        }
+    }
+
+    /// Answers one fault.
+    fn answer(&self, space: &Space, state: &mut State, fault: Fault) -> Answer {
+        let page = fault.page;
+        if state.worker.is_none() && state.beacon == Some(page) {
+            self.beacon_seen(fault.tid, space);
+        }
+        if !state.removals.is_empty() {
+            state.settle_removals();
+        }
+        match state.table.get(page) {
+            PageState::Resident => self.answer_untouched(space, state, fault),
+            PageState::Staged(sequence) => self.rescue(space, state, page, sequence),
+            // The thread that loads it wakes everybody.
+            PageState::Loading(_) => Answer::Done,
+            PageState::Stored(_) => {
+                let window = state.readahead.window(page);
+                let mut pages: Vec<(u64, Slot)> = (0..window as u64)
+                    .map_while(|i| match state.table.get(page + i * PAGE) {
+                        PageState::Stored(slot) => Some((page + i * PAGE, slot)),
+                        _ => None,
+                    })
+                    .collect();
+                if !self.host.admit(pages.len() as u64) {
+                    pages.truncate(1);
+                    if !self.host.admit(1) {
+                        return Answer::NoRoom;
+                    }
+                }
+                state.readahead.brought(page, window, page + pages.len() as u64 * PAGE);
+                for &(page, slot) in &pages {
+                    // The load's own reference: the slot cannot come to mean another page meanwhile.
+                    self.engine.dup(slot);
+                    state.table.set(page, PageState::Loading(slot));
+                }
+                Answer::Load(Load { fault, pages })
+            }
+        }
+    }
+
+    /// A page that was never touched, or was discarded by the program: zeros.
+    fn answer_untouched(&self, space: &Space, state: &mut State, fault: Fault) -> Answer {
+        static ZEROS: [u8; MAX_WINDOW * PAGE_SIZE] = [0; MAX_WINDOW * PAGE_SIZE];
+        let page = fault.page;
+        let (filled, error) = if fault.write {
+            if !self.host.admit(1) {
+                return Answer::NoRoom;
+            }
+            let window = state.readahead.window(page);
+            let mut pages = 1;
+            while pages < window && self.may_fill_ahead(state, page + pages as u64 * PAGE) {
+                pages += 1;
+            }
+            let result = space.uffd.copy(page, &ZEROS[..pages * PAGE_SIZE]);
+            let (filled, error) = match result {
+                // The window went past the end of the mapping.
+                (0, Some(FillError::NotMapped)) if pages > 1 => space.uffd.copy(page, &ZEROS[..PAGE_SIZE]),
+                result => result,
+            };
+            state.readahead.brought(page, window, page + filled.max(PAGE));
+            (filled, error)
+        } else {
+            match space.uffd.zero(page) {
+                Ok(()) => (PAGE, None),
+                Err(error) => (0, Some(error)),
+            }
+        };
+        self.counters.zero_filled.fetch_add(filled / PAGE, Relaxed);
+        match error {
+            Some(error) if filled == 0 => Answer::from(space.after_failed_fill(state, page, error)),
+            _ => Answer::Done,
+        }
+    }
+
+    fn may_fill_ahead(&self, state: &State, page: u64) -> bool {
+        state.registered.contains(page) && state.table.get(page) == PageState::Resident && self.host.admit(1)
+    }
+
+    /// Gives a staged page back: it is copied, and its copy in the staging area is discarded in its turn.
+    fn rescue(&self, space: &Space, state: &mut State, page: u64, sequence: u32) -> Answer {
+        let mut data = [0; PAGE_SIZE];
+        let worker = state.worker.clone();
+        if worker.is_none_or(|worker| read_pages(&worker, &[sequence], &mut data).is_err()) {
+            // Only a process that outlived the program whose memory it shares comes here.
+            self.host.kill(space.id, "a staged page could not be read back");
+            let _ = space.uffd.poison(page);
+            return Answer::Done;
+        }
+        match space.uffd.copy(page, &data).1 {
+            None => {
+                self.counters.rescued.fetch_add(1, Relaxed);
+                state.young.insert(page);
+            }
+            Some(error) => match space.after_failed_fill(state, page, error) {
+                Outcome::Retry => return Answer::Unsettled,
+                // Not mapped: an event about it is to come, which finds the page in the table.
+                Outcome::Done if error != FillError::Exists => return Answer::Done,
+                Outcome::Done => {}
+            },
+        }
+        state.staging.clear(sequence);
+        state.table.set(page, PageState::Resident);
+        Answer::Done
+    }
+
+    /// Loads the pages of a fault and fills them in.
+    pub(crate) fn finish_load(&self, space: &Space, load: Load) {
+        with_buffer(load.pages.len(), |buffer| self.load_and_fill(space, load, buffer));
+    }
+
+    fn load_and_fill(&self, space: &Space, load: Load, buffer: &mut [Page]) {
+        let Load { fault, pages } = load;
+        let mut loaded = 0;
+        let mut corrupt = false;
+        for (&(_, slot), data) in pages.iter().zip(buffer.iter_mut()) {
+            match self.engine.load(slot, data) {
+                Ok(_) => loaded += 1,
+                Err(error) => {
+                    corrupt = loaded == 0;
+                    if corrupt {
+                        let what = match error {
+                            LoadError::Corrupt => "is damaged".to_owned(),
+                            LoadError::Io(error) => format!("could not be read from the swap file: {error}"),
+                        };
+                        eprintln!("uzswap: error: page {:#x} {what}; its program gets SIGBUS", fault.page);
+                    }
+                    break;
+                }
+            }
+        }
+        let mut state = space.lock();
+        // What was unmapped, discarded or moved meanwhile is not filled; its event has been applied.
+        let still = |state: &State, (page, slot): (u64, Slot)| state.table.get(page) == PageState::Loading(slot);
+        let fit = pages.iter().take(loaded).take_while(|&&page| still(&state, page)).count();
+        let (mut filled, mut answer) = (0, Answer::Done);
+        if corrupt && still(&state, pages[0]) {
+            if let Err(error) = space.uffd.poison(fault.page) {
+                answer = Answer::from(space.after_failed_fill(&mut state, fault.page, error));
+            }
+        } else if fit > 0 {
+            let (bytes, error) = space.uffd.copy(fault.page, buffer[..fit].as_flattened());
+            filled = (bytes / PAGE) as usize;
+            if let (0, Some(error)) = (filled, error) {
+                answer = Answer::from(space.after_failed_fill(&mut state, fault.page, error));
+                if error == FillError::Exists {
+                    // What is there is newer than what we hold.
+                    filled = 1;
+                }
+            }
+        } else {
+            space.uffd.wake(Range::page(fault.page));
+        }
+        for (i, &(page, slot)) in pages.iter().enumerate() {
+            if still(&state, (page, slot)) {
+                if i < filled {
+                    state.table.set(page, PageState::Resident);
+                    self.engine.invalidate(slot);
+                } else {
+                    state.table.set(page, PageState::Stored(slot));
+                }
+            }
+            self.engine.invalidate(slot);
+        }
+        if let Answer::Unsettled = answer {
+            state.waiting.push(fault);
+            return;
+        }
+        // Another thread may have come for a page that was loading and is stored again.
+        for &(page, _) in &pages[filled.max(1).min(pages.len())..] {
+            space.uffd.wake(Range::page(page));
+        }
+        if filled > 0 {
+            state.young.insert(fault.page);
+            self.counters.pgmajfault.fetch_add(1, Relaxed);
+            self.counters.readahead.fetch_add(filled as u64 - 1, Relaxed);
+        }
+        self.count_stall(fault);
+    }
+
+    fn count_stall(&self, fault: Fault) {
+        self.counters.stall_usec.fetch_add(fault.since.elapsed().as_micros() as u64, Relaxed);
+    }
+}
+
+/// What became of a fault.
+enum Answer {
+    Done,
+    Load(Load),
+    NoRoom,
+    Unsettled,
+}
+
+impl From<Outcome> for Answer {
+    fn from(outcome: Outcome) -> Answer {
+        match outcome {
+            Outcome::Done => Answer::Done,
+            Outcome::Retry => Answer::Unsettled,
+        }
+    }
+}
+
+/// A fault and the pages to bring for it, the first its own.
+pub(crate) struct Load {
+    pub fault: Fault,
+    pub pages: Vec<(u64, Slot)>,
+}
+
+/// The layout settles when a thread of the program, which has just been woken, has run: soon.
+fn wait_for_program(uffd: &Uffd, tries: &mut u32) {
+    const YIELDS: u32 = 50;
+    *tries += 1;
+    if *tries < YIELDS {
+        std::thread::yield_now();
+    } else {
+        uffd.wait(1);
+    }
+}
