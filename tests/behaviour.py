@@ -289,7 +289,7 @@ def bad_input(context: Context, test):
 
 # --- cost ----------------------------------------------------------------------------------------
 
-@test("overhead", 300)
+@test("overhead", 300, quick=False)
 def overhead(context: Context, test):
     """Far below the limit: paired runs with and without uzswap, in turn."""
     allowed = context.size(1.05, 1.01)

@@ -1,8 +1,8 @@
 //! Keeping a job within its limit.
 //!
 //! Each round: measure; if the charge is near the limit, watch what is mapped; while it is above the soft limit, evict
-//! from the largest processes and store what has waited long enough; let waiting faults try again. When nothing can be
-//! reclaimed any more and the limit is still in the way, the largest process is killed, as the kernel would.
+//! from the largest processes and store what has waited long enough, and shrink the pool when they have little to give;
+//! let waiting faults try again. When nothing can be reclaimed any more and the limit is still in the way, the largest process is killed, as the kernel would.
 
 use std::collections::HashMap;
 use std::ops::RangeInclusive;
@@ -21,6 +21,9 @@ const WATCH_PERCENT: u64 = 70;
 
 /// Pages that one step evicts from a process, at least and at most.
 const STEP_PAGES: RangeInclusive<usize> = 256..=1024;
+
+/// What the pool is shrunk by at least, when it is.
+const SHRINK_BYTES: u64 = 256 << 10;
 
 /// How long to let be what could not be reclaimed.
 const FRUITLESS_PAUSE: Duration = Duration::from_millis(5);
@@ -147,7 +150,12 @@ impl Reclaimer {
         let mut rounds = 0;
         while self.charge.excess() > 0 && rounds < 64 && !self.stop.load(Relaxed) {
             rounds += 1;
-            let freed = self.step(&sessions);
+            let wanted = self.charge.excess().max(0) as u64;
+            let mut freed = self.step(&sessions) as u64 * PAGE_SIZE as u64;
+            if freed < wanted / 2 {
+                // Programs hold on to what they have: then the pool has too large a part.
+                freed += self.engine.shrink((wanted - freed).max(SHRINK_BYTES));
+            }
             freed_any |= freed > 0;
             sessions = self.measure();
             self.let_waiting_try();
