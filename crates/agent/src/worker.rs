@@ -226,8 +226,8 @@ impl Worker {
         const MADV_DONTNEED: usize = 4;
         let trash = self.region.trash() as u64;
         let pages = pages.min(MAX_BATCH_PAGES as u64);
-        let (mut done, mut error) = (0, 0);
-        while done < pages && error == 0 {
+        let mut done = 0;
+        while done < pages {
             let from = address + done * PAGE_SIZE as u64;
             match move_pages(self.trash_uffd, trash, from, (pages - done) as usize, ALLOW_SRC_HOLES) {
                 moved if moved > 0 => {
@@ -236,10 +236,10 @@ impl Worker {
                     done += moved as u64 / PAGE_SIZE as u64;
                 }
                 result if result == -EAGAIN => {}
-                result => error = result,
+                _ => break,
             }
         }
-        self.say(&[kind::DISCARDED, -error as u64], &[]);
+        self.say(&[kind::DISCARDED, done], &[]);
     }
 }
 
@@ -248,11 +248,12 @@ impl Worker {
 /// Adds 0 to its first word by a futex operation, which the kernel does atomically, and answers EFAULT (instead of
 /// waiting for the manager, or killing us) if the page is not there.
 fn touch_page(address: u64) -> bool {
-    const FUTEX_WAKE_OP: usize = 5;
-    const FUTEX_OP_ADD: usize = 1 << 28;
+    const FUTEX_WAKE_OP_PRIVATE: usize = 5 | 128;
+    // Add 0; wake somebody who waits for the word only if it is a value that hardly occurs.
+    const ADD_ZERO: usize = 1 << 28 | 0x5a5;
     let unused = 0u32;
-    // SAFETY: adds 0 to the word at `address`, wakes nobody (the first count and the second are 0).
-    unsafe { call!(sys::SYS_FUTEX, &raw const unused, FUTEX_WAKE_OP, 0, 0, address, FUTEX_OP_ADD) >= 0 }
+    // SAFETY: adds 0 to the word at `address`. A waiter woken by chance looks at the word again.
+    unsafe { call!(sys::SYS_FUTEX, &raw const unused, FUTEX_WAKE_OP_PRIVATE, 0, 0, address, ADD_ZERO) >= 0 }
 }
 
 /// UFFDIO_MOVE of up to `pages` pages; gives the bytes moved or a negative errno.

@@ -21,6 +21,7 @@ use parking_lot::Mutex;
 use uzswap_engine::{Config, Zswap};
 use uzswap_proto::{Advice, Advise, Job, kind};
 use uzswap_vm::pager::{Host, Pager};
+use uzswap_vm::sys::arena::Arena;
 use uzswap_vm::sys::epoll::Epoll;
 use uzswap_vm::sys::link::{Link, Listener};
 use uzswap_vm::sys::process::PidFd;
@@ -127,9 +128,10 @@ impl Daemon {
         // Without the right to lock memory the manager works, but may be paged itself; `doctor` says so.
         let _ = memory::lock_all();
         let charge = Arc::new(Charge::new(config.memory_max, config.memory_high));
+        let max_pool_bytes = pool_cap(&config, swap.is_some());
         let engine = Arc::new(Zswap::new(
             Config {
-                max_pool_bytes: pool_cap(&config, swap.is_some()),
+                max_pool_bytes,
                 accept_threshold_percent: config.accept_threshold_percent,
                 compressor: config.compressor,
                 swap_limit_bytes: match config.swap {
@@ -138,7 +140,7 @@ impl Daemon {
                 },
             },
             swap.map(|swap| Box::new(swap) as _),
-            Box::new(uzswap_engine::HeapSource),
+            Box::new(Arena::reserve(max_pool_bytes)?),
         ));
         let host = Arc::new(JobHost { charge: charge.clone(), sessions: OnceLock::new() });
         let pager = Arc::new(Pager::new(engine.clone(), host.clone())?);
@@ -369,7 +371,7 @@ fn follow(pager: &Pager, session: &Session, advise: &Advise) {
     match advise.advice {
         Advice::PageOut => {
             // An error is that of a program that is going away.
-            let _ = pager.refresh(&session.space).and_then(|_| pager.page_out(&session.space, range));
+            let _ = pager.refresh(&session.space).and_then(|()| pager.page_out(&session.space, range));
         }
         Advice::Cold => pager.make_cold(&session.space, range),
         Advice::Exclude => pager.exclude(&session.space, range),

@@ -81,7 +81,7 @@ pub mod kind {
     pub const EVICTED: u64 = 6;
     /// Manager to worker: word 1 the address, word 2 the pages of a run of the staging area to free.
     pub const DISCARD: u64 = 7;
-    /// Worker to manager: word 1 is 0 or an errno.
+    /// Worker to manager: word 1 is how many of the pages were freed, from the first on.
     pub const DISCARDED: u64 = 8;
     /// Manager to worker: the program is gone, go too.
     pub const EXIT: u64 = 9;

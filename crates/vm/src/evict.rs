@@ -15,9 +15,9 @@ use uzswap_proto::{MAX_BATCH_PAGES, Run, STAGING_PAGES, evict, evicted, kind};
 
 use crate::fault::Load;
 use crate::pager::{Pager, Progress, read_pages, with_buffer};
-use crate::range::Range;
+use crate::range::{Range, RangeSet};
 use crate::space::{Fault, Request, Space, State, Worker};
-use crate::sys::uffd::FillError;
+use crate::sys::uffd::{FillError, Probe};
 use crate::table::{PageState, STATE_BITS};
 use crate::{PAGE, layout};
 
@@ -44,40 +44,53 @@ const STORE_PAGES: usize = 256;
 
 impl Pager {
     /// Registers what is mapped and not yet watched, so that it can be evicted and so that fresh pages are seen as they
-    /// are touched. Gives the bytes under management.
-    pub fn refresh(&self, space: &Space) -> io::Result<u64> {
-        let Some(worker) = space.worker() else { return Ok(0) };
+    /// are touched.
+    pub fn refresh(&self, space: &Space) -> io::Result<()> {
+        let Some(worker) = space.worker() else { return Ok(()) };
         let mappings = layout::manageable(worker.pid)?;
         let mut state = space.lock();
         if state.gone || state.request.is_some() {
-            return Ok(0);
+            return Ok(());
         }
         self.drain(space, &mut state);
         // From the first registered page on, children have to say whose they are.
         space.uffd.register(Range::page(worker.hello.beacon))?;
         state.beacon = Some(worker.hello.beacon);
-        let mut managed = 0;
-        for mapping in mappings {
-            for part in outside(mapping, worker.region()) {
-                managed += part.len();
-                for fresh in state.registered.missing(part) {
-                    let continues =
-                        state.registered.contains(fresh.start.wrapping_sub(1)) || state.registered.contains(fresh.end);
-                    if fresh.len() < layout::SMALLEST && !continues {
-                        continue;
-                    }
-                    // Refused where another userfaultfd watches, or where the mapping has changed meanwhile.
-                    if space.uffd.register(fresh).is_ok() {
-                        // What is not watched has not been evicted: whatever is known of it is of something else.
-                        state.empty(&self.engine, fresh);
-                        state.registered.insert(fresh);
-                    }
+        let mut tried = RangeSet::default();
+        for part in mappings.into_iter().flat_map(|mapping| outside(mapping, worker.region())) {
+            for fresh in state.registered.missing(part) {
+                let continues =
+                    state.registered.contains(fresh.start.wrapping_sub(1)) || state.registered.contains(fresh.end);
+                // Refused where another userfaultfd watches, or where the mapping has changed meanwhile.
+                if (fresh.len() >= layout::SMALLEST || continues) && space.uffd.register(fresh).is_ok() {
+                    tried.insert(fresh);
                 }
             }
         }
+        if !tried.is_empty() {
+            self.take_registered(space, &mut state, &worker, &tried);
+        }
         drop(state);
         self.service(space);
-        Ok(managed)
+        Ok(())
+    }
+
+    /// Records what has really become registered of the ranges that were tried.
+    ///
+    /// What was not watched changes without an event. When a range was registered, a part of it may have been unmapped
+    /// already, and the kernel passes over holes; something else may be mapped there by now, of whose pages we would
+    /// not see a fault once they were evicted. So the mappings are read again: each of them now is watched as a whole or
+    /// not at all, which its userfaultfd tells. What changes from here on is an event, or makes the answer "changing".
+    fn take_registered(&self, space: &Space, state: &mut State, worker: &Worker, tried: &RangeSet) {
+        for mapping in layout::manageable(worker.pid).unwrap_or_default() {
+            for part in tried.within(mapping) {
+                if space.uffd.probe(part.start) == Probe::Registered {
+                    // What is not watched has not been evicted: whatever is known of it is of something else.
+                    state.empty(&self.engine, part);
+                    state.registered.insert(part);
+                }
+            }
+        }
     }
 
     /// Moves about `pages` pages, the oldest as far as is known, out of the program into its staging area. A page that
@@ -384,9 +397,11 @@ impl Pager {
                 self.take_evicted(&mut state, first, &pages, &words)
             }
             (Some(&kind::DISCARDED), Some(Request::Discard { pages })) => {
-                state.staging.discard(pages);
-                self.counters.discarded.fetch_add(pages as u64, Relaxed);
-                pages
+                // A page that is being looked at cannot be moved just now; it and what follows stay for the next time.
+                let freed = words.get(1).map_or(0, |&freed| pages.min(freed as usize));
+                state.staging.discard(freed);
+                self.counters.discarded.fetch_add(freed as u64, Relaxed);
+                freed
             }
             (_, request) => {
                 state.request = request;

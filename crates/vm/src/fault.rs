@@ -78,13 +78,15 @@ impl Pager {
         let (mut news, mut tries) = (false, 0);
         loop {
             let mut messages = Vec::new();
-            if let Err(error) = space.uffd.read(&mut messages) {
-                self.host.kill(space.id, &format!("its memory events cannot be read: {error}"));
-                state.gone = true;
-                return false;
-            }
-            let read_nothing = messages.is_empty();
-            news |= !read_nothing;
+            let read_all = match space.uffd.read(&mut messages) {
+                Ok(read_all) => read_all,
+                Err(error) => {
+                    self.host.kill(space.id, &format!("its memory events cannot be read: {error}"));
+                    state.gone = true;
+                    return false;
+                }
+            };
+            news |= !messages.is_empty();
             for message in messages {
                 match message {
                     Message::Fault { address, write, tid } => {
@@ -100,13 +102,13 @@ impl Pager {
             // After a remap, what made room for it may still be unread: see `epoch`.
             let in_doubt = changes.iter().any(|change| matches!(change, Change::Remap { .. }));
             if in_doubt && space.uffd.probe(PAGE) == Probe::Changing {
-                if read_nothing {
+                if read_all {
                     wait_for_program(&space.uffd, &mut tries);
                 }
                 continue;
             }
             self.settle(space, state, &mut changes);
-            if read_nothing {
+            if read_all {
                 return news;
             }
         }
@@ -308,13 +310,13 @@ impl Pager {
             }
             self.engine.invalidate(slot);
         }
+        // Another thread may have come for a page that was loading and is stored again.
+        for &(page, _) in pages.iter().skip(filled.max(1)) {
+            space.uffd.wake(Range::page(page));
+        }
         if let Answer::Unsettled = answer {
             state.waiting.push(fault);
             return;
-        }
-        // Another thread may have come for a page that was loading and is stored again.
-        for &(page, _) in &pages[filled.max(1).min(pages.len())..] {
-            space.uffd.wake(Range::page(page));
         }
         if filled > 0 {
             state.young.insert(fault.page);

@@ -4,6 +4,7 @@
 //! The place where unsafe is normal. No function here reads or writes memory of this process other than through the
 //! references it was given.
 
+pub mod arena;
 pub mod epoll;
 pub mod file;
 pub mod job;

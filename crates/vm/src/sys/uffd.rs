@@ -163,18 +163,20 @@ impl Uffd {
         }
     }
 
-    /// Reads what is there to read, without waiting. The kernel hands out faults before events.
-    pub fn read(&self, messages: &mut Vec<Message>) -> io::Result<()> {
+    /// Reads what is there to read, without waiting; tells whether that was all. The kernel hands out faults before
+    /// events.
+    pub fn read(&self, messages: &mut Vec<Message>) -> io::Result<bool> {
         const AT_ONCE: usize = 16;
         let mut raw = [[0u64; 4]; AT_ONCE];
         // SAFETY: the buffer is as long as said; a message is 32 bytes.
         let count = unsafe { libc::read(self.as_raw_fd(), raw.as_mut_ptr().cast(), size_of_val(&raw)) };
         if count < 0 {
             let error = io::Error::last_os_error();
-            return if error.kind() == io::ErrorKind::WouldBlock { Ok(()) } else { Err(error) };
+            return if error.kind() == io::ErrorKind::WouldBlock { Ok(true) } else { Err(error) };
         }
-        messages.extend(raw[..count as usize / 32].iter().filter_map(decode));
-        Ok(())
+        let count = count as usize / 32;
+        messages.extend(raw[..count].iter().filter_map(decode));
+        Ok(count < AT_ONCE)
     }
 
     /// Waits for a moment, awake, until there is something to read; tells whether there is.
