@@ -83,7 +83,8 @@ def main() -> int:
     if options.list:
         print("\n".join(test.name for test in suite.TESTS))
         return 0
-    selected = [test for test in suite.TESTS if test.name in options.tests or not options.tests]
+    selected = [test for test in suite.TESTS
+                if test.name in options.tests or not options.tests and (options.full or test.quick)]
     # Ends like Ctrl-C: the running job is killed, and the temporary directory removed.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("run.py: terminated"))
     context = suite.Context(uzswap_binary(options.uzswap), options.full)

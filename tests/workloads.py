@@ -23,7 +23,7 @@ class Workload:
     prepare: Callable[[Context, Path], list]     # fills a fresh directory and gives the command to run in it
     seconds: float = 120                         # time budget of one run; ten times as much with --full
     parts: tuple = (2, 4)                        # limits, as parts of the natural peak
-    quick_parts: tuple = (2, 4)                  # the same with --quick, where a quarter of little is too little to tell
+    quick_parts: tuple | None = None             # the same with --quick, where a quarter of little is too little to tell
     needs: tuple = ()
     # Copying after a fork goes on at the speed of memory, unseen by a user-space manager until it looks: no ordinary pace.
     ordinary_pace: bool = True
@@ -122,15 +122,16 @@ WORKLOADS = [
     Workload("python", heap_python, quick_parts=(2,)),
     Workload("compile", compile_sources, seconds=180, needs=("make", "g++")),
     Workload("sqlite", database, needs=("sqlite3",)),
-    Workload("redis", redis, seconds=180, needs=("redis-server",)),
+    Workload("redis", redis, ordinary_pace=False, seconds=180, needs=("redis-server",)),
     Workload("node", heap_node, needs=("node",)),
     Workload("java", heap_java, quick_parts=(2,), needs=("java", "javac")),
     Workload("xz", compress, quick_parts=(2,), seconds=180, needs=("xz",)),
     Workload("sort", sort_file, quick_parts=(2,)),
     Workload("shadow", shadow, ordinary_pace=False),
+    Workload("trim", program("trim", 256, 512, 60), quick_parts=()),
     Workload("grow", program("grow", 128, 1024, 100)),
     Workload("grow-random", program("grow", 96, 512, 100, "random"), parts=(2,)),
-    Workload("closer", program("closer", 64, 256), parts=(2,)),
+    Workload("closer", program("closer", 64, 256), parts=(2,), ordinary_pace=False),
     Workload("sigblock", program("sigblock", 64, 256), parts=(2,)),
     Workload("smallstack", program("smallstack", 64, 256), parts=(2,)),
     Workload("setuid", program("setuid", 64, 256), parts=(2,)),
@@ -183,9 +184,10 @@ def as_test(workload: Workload):
         if native.hang or native.status:
             yield Result(workload.name, False, f"fails natively: {complaint(native)}\n{native.hang}")
             return
-        for part in context.size(workload.quick_parts, workload.parts):
+        quick_parts = workload.parts if workload.quick_parts is None else workload.quick_parts
+        for part in context.size(quick_parts, workload.parts):
             yield compare(context, workload, seconds, native, part)
-    return Test(workload.name, workload.seconds, function, needs_uzswap=False)
+    return Test(workload.name, workload.seconds, function, needs_uzswap=False, quick=workload.quick_parts != ())
 
 
 TESTS += [as_test(workload) for workload in WORKLOADS]

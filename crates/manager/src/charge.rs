@@ -99,7 +99,7 @@ impl Charge {
 
 /// How far below the limit reclaim keeps the charge: room for what is touched while it works.
 pub fn margin(max: u64) -> u64 {
-    (max / 16).clamp(1 << 20, 64 << 20)
+    (max / 16).clamp(2 << 20, 64 << 20)
 }
 
 #[cfg(test)]
@@ -114,7 +114,7 @@ mod tests {
         assert!(!charge.take(2));
         assert!(charge.take(1));
         assert!(!charge.take(1));
-        assert_eq!(charge.excess(), (1 << 20));
+        assert_eq!(charge.excess(), 2 << 20);
         charge.measured(8 << 20, 0);
         assert!(charge.excess() < 0);
         assert_eq!((charge.peak.load(Relaxed), charge.anon_peak.load(Relaxed)), ((16 << 20) - 8192, 15 << 20));
