@@ -5,7 +5,8 @@ use std::fs;
 use std::path::Path;
 use std::time::Duration;
 
-/// Resident anonymous bytes of `root`'s descendants, and of `root` itself if `with_root`.
+/// Resident anonymous bytes of `root`'s descendants, and of `root` itself if `with_root`. What is uzswap's own is not the
+/// job's: the manager, and the workers, whose memory is their programs' and would count twice.
 pub fn resident(root: u32, with_root: bool) -> u64 {
     let parents = parents();
     let descends = |mut pid: u32| {
@@ -20,7 +21,12 @@ pub fn resident(root: u32, with_root: bool) -> u64 {
         false
     };
     let job = parents.keys().filter(|&&pid| if pid == root { with_root } else { descends(pid) });
-    job.map(|&pid| anonymous(pid).unwrap_or(0)).sum()
+    job.filter(|&&pid| !is_ours(pid)).map(|&pid| anonymous(pid).unwrap_or(0)).sum()
+}
+
+fn is_ours(pid: u32) -> bool {
+    let name = fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
+    ["uzswap-manager", "uzswap-agent"].contains(&name.trim_end())
 }
 
 /// Every process and its parent.
