@@ -16,6 +16,7 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
+use crate::sys::uffd::FEATURES;
 use probe::UserFault;
 use remedy::Missing;
 
@@ -187,10 +188,9 @@ fn features() -> Check {
         Ok(features) => features,
         Err(error) => return Check::fail(name, no_userfault(&error), Missing::AnotherCheck),
     };
-    let absent: Vec<_> =
-        probe::FEATURES.iter().filter(|(bit, _)| supported & bit == 0).map(|&(_, feature)| feature).collect();
+    let absent: Vec<_> = FEATURES.iter().filter(|(bit, _)| supported & bit == 0).map(|&(_, feature)| feature).collect();
     if absent.is_empty() {
-        Check::ok(name, probe::FEATURES.map(|(_, feature)| feature).join(", "))
+        Check::ok(name, FEATURES.map(|(_, feature)| feature).join(", "))
     } else {
         Check::fail(name, format!("the kernel lacks {}", absent.join(", ")), Missing::Kernel)
     }

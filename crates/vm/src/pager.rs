@@ -30,7 +30,7 @@ use crate::range::Range;
 use crate::space::{Space, State, Worker};
 use crate::sys::epoll::Epoll;
 use crate::sys::process;
-use crate::sys::uffd::{MAIN_FEATURES, Probe, Uffd};
+use crate::sys::uffd::{MAIN_FEATURES, MOVE, Probe, Uffd};
 use crate::{PAGE, layout};
 
 /// What the pager needs from whoever runs it.
@@ -160,7 +160,6 @@ impl Pager {
     }
 
     fn employ(&self, space: &Space, worker: Worker) -> io::Result<()> {
-        const MOVE: u64 = 1 << 16;
         let hello = worker.hello;
         let area = |start, pages: usize| Range::sized(start, pages as u64 * PAGE);
         space.uffd.register(area(hello.staging, STAGING_PAGES))?;

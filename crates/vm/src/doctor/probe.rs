@@ -20,19 +20,11 @@ use std::path::Path;
 use std::ptr;
 use std::time::Duration;
 
-const PAGE: usize = 4096;
+use crate::range::Range;
+use crate::sys::process::Pagemap;
+use crate::sys::uffd::{EVENT_FORK, MOVE};
 
-/// The features that paging uses: bit and name.
-pub(super) const FEATURES: [(u64, &str); 6] = [
-    (EVENT_FORK, "EVENT_FORK"),
-    (1 << 2, "EVENT_REMAP"),
-    (1 << 3, "EVENT_REMOVE"),
-    (1 << 6, "EVENT_UNMAP"),
-    (1 << 8, "THREAD_ID"),
-    (MOVE, "MOVE"),
-];
-const EVENT_FORK: u64 = 1 << 1;
-const MOVE: u64 = 1 << 16;
+const PAGE: usize = 4096;
 
 const UFFD_API: u64 = 0xaa;
 const UFFD_USER_MODE_ONLY: libc::c_int = 1;
@@ -42,8 +34,6 @@ const UFFDIO_REGISTER: libc::c_ulong = 0xc020_aa00;
 const UFFDIO_MOVE: libc::c_ulong = 0xc028_aa05;
 const UFFDIO_REGISTER_MODE_MISSING: u64 = 1;
 const UFFD_EVENT_FORK: u8 = 0x13;
-const PAGEMAP_SCAN: libc::c_ulong = 0xc060_6610;
-const PAGE_IS_PRESENT: u64 = 1 << 3;
 
 #[repr(C)]
 struct Api {
@@ -69,31 +59,6 @@ struct Move {
     moved: i64,
 }
 
-#[repr(C)]
-#[derive(Default)]
-struct Scan {
-    size: u64,
-    flags: u64,
-    start: u64,
-    end: u64,
-    walk_end: u64,
-    vec: u64,
-    vec_len: u64,
-    max_pages: u64,
-    category_inverted: u64,
-    category_mask: u64,
-    category_anyof_mask: u64,
-    return_mask: u64,
-}
-
-#[repr(C)]
-#[derive(Clone, Copy, Default)]
-struct Region {
-    start: u64,
-    end: u64,
-    categories: u64,
-}
-
 /// A message read from a userfaultfd; the payload of a fork event begins with the new descriptor.
 #[repr(C)]
 struct Message {
@@ -103,7 +68,7 @@ struct Message {
 }
 
 const _: () = assert!(size_of::<Api>() == 24 && size_of::<Register>() == 32 && size_of::<Move>() == 40);
-const _: () = assert!(size_of::<Scan>() == 96 && size_of::<Region>() == 24 && size_of::<Message>() == 32);
+const _: () = assert!(size_of::<Message>() == 32);
 
 fn check(result: libc::c_long) -> io::Result<libc::c_long> {
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(result) }
@@ -372,29 +337,16 @@ impl Drop for Child {
 
 /// Asks which of four pages are present: the first two.
 pub(super) fn try_pagemap_scan() -> io::Result<()> {
-    let pagemap = File::open("/proc/self/pagemap")?;
     let mut mapping = Mapping::new(4)?;
     mapping.fill(0, 1);
     mapping.fill(1, 1);
-    let mut regions = [Region::default(); 4];
     let start = mapping.address as u64;
-    let mut scan = Scan {
-        size: size_of::<Scan>() as u64,
-        start,
-        end: start + mapping.len as u64,
-        vec: regions.as_mut_ptr() as u64,
-        vec_len: regions.len() as u64,
-        category_mask: PAGE_IS_PRESENT,
-        return_mask: PAGE_IS_PRESENT,
-        ..Scan::default()
-    };
-    let count = ioctl(pagemap.as_raw_fd(), PAGEMAP_SCAN, &mut scan)?;
+    let (runs, _) = Pagemap::open(std::process::id() as i32)?.present(Range::sized(start, mapping.len as u64), 4)?;
     // A huge page would make all four present; what counts is that the scan sees ours.
-    let first = regions[0];
-    if count < 1 || first.start != start || first.end < start + 2 * PAGE as u64 {
-        return Err(io::Error::other("it does not report a page that is there"));
+    match runs.first() {
+        Some(first) if first.start == start && first.end >= start + 2 * PAGE as u64 => Ok(()),
+        _ => Err(io::Error::other("it does not report a page that is there")),
     }
-    Ok(())
 }
 
 /// Reads a page of a child.

@@ -23,9 +23,33 @@ const UFFDIO_COPY: libc::c_ulong = 0xc028_aa03;
 const UFFDIO_ZEROPAGE: libc::c_ulong = 0xc020_aa04;
 const UFFDIO_POISON: libc::c_ulong = 0xc020_aa08;
 
-/// Features that the main userfaultfd of a process needs: events of every kind, the thread of each fault, poison for
-/// pages that cannot be brought back. UFFDIO_MOVE is checked by use.
-pub const MAIN_FEATURES: u64 = 1 << 1 | 1 << 2 | 1 << 3 | 1 << 6 | 1 << 8 | 1 << 14 | 1 << 16;
+/// Announcing forks.
+pub const EVENT_FORK: u64 = 1 << 1;
+
+/// Moving pages.
+pub const MOVE: u64 = 1 << 16;
+
+/// Features that the main userfaultfd of a process needs, with their names: events of every kind, the thread of each
+/// fault, poison for pages that cannot be brought back, moves.
+pub const FEATURES: [(u64, &str); 7] = [
+    (EVENT_FORK, "EVENT_FORK"),
+    (1 << 2, "EVENT_REMAP"),
+    (1 << 3, "EVENT_REMOVE"),
+    (1 << 6, "EVENT_UNMAP"),
+    (1 << 8, "THREAD_ID"),
+    (1 << 14, "POISON"),
+    (MOVE, "MOVE"),
+];
+
+/// All of [`FEATURES`], for the handshake.
+pub const MAIN_FEATURES: u64 = {
+    let (mut all, mut i) = (0, 0);
+    while i < FEATURES.len() {
+        all |= FEATURES[i].0;
+        i += 1;
+    }
+    all
+};
 
 /// What a userfaultfd says.
 #[derive(Debug)]
