@@ -65,7 +65,18 @@ struct page {
 	uint8_t history[HISTORY];	/* the operations that changed what is expected, in a ring */
 };
 
+/* What was done to a region as a whole, latest last. */
+struct deed {
+	uint8_t op;
+	char *memory;			/* where the region was before */
+	uint32_t pages;
+};
+
+#define DEEDS 16
+
 struct region {
+	struct deed deeds[DEEDS];
+	unsigned done;
 	char *memory;
 	size_t pages;
 	char *arena;			/* reserved addresses to move to: two places of max_pages each */
@@ -172,7 +183,7 @@ static void expect_zeros(struct region *region, size_t first, size_t count, enum
 static _Noreturn void mismatch(const struct region *region, size_t index, const char *who)
 {
 	const struct page *page = &region->shadow[index];
-	char text[512];
+	char text[8192];
 	int n;
 
 	page_report(region->memory + index * PAGE, page->key, who);
@@ -181,6 +192,16 @@ static _Noreturn void mismatch(const struct region *region, size_t index, const 
 		     (unsigned long long)seed);
 	for (int back = 1; back <= HISTORY; back++)
 		n += snprintf(text + n, sizeof text - n, " %s;", names[page->history[(page->events - back) & (HISTORY - 1)]]);
+	n += snprintf(text + n, sizeof text - n, "\n  what was done to the region (latest first):");
+	for (unsigned back = 1; back <= DEEDS && back <= region->done; back++) {
+		const struct deed *deed = &region->deeds[(region->done - back) % DEEDS];
+
+		n += snprintf(text + n, sizeof text - n, " %s at %p, %u pages;", names[deed->op], (void *)deed->memory, deed->pages);
+	}
+	n += snprintf(text + n, sizeof text - n, "\n  wrong pages:");
+	for (size_t i = 0; i < region->pages && n < (int)sizeof text - 32; i++)
+		if (!region->shadow[i].maybe && page_check(region->memory + i * PAGE, region->shadow[i].key) >= 0)
+			n += snprintf(text + n, sizeof text - n, " %zu", i);
 	n += snprintf(text + n, sizeof text - n, "\n");
 	if (write(STDERR_FILENO, text, n) < 0)
 		_exit(2);
@@ -316,7 +337,7 @@ static void do_unmap(struct region *region)
 	expect_zeros(region, 0, max_pages, UNMAP);
 }
 
-/* mremap of a range that has become several mappings: refused, and nothing has moved. */
+/* mremap of a range that has become several mappings: refused. */
 static int several_mappings(const char *what)
 {
 	if (errno != EFAULT && errno != EINVAL)
@@ -357,34 +378,52 @@ static void do_shrink(struct region *region)
 	expect_zeros(region, pages, less, SHRINK);
 }
 
+static int is_mapped(char *page)
+{
+	return !msync(page, PAGE, MS_ASYNC);
+}
+
+/* mremap to a given place; tells whether the region is there now. The kernel moves one mapping after the other, and may
+ * give up after the first: what has gone comes back. */
+static int move_to(struct region *region, char *target)
+{
+	size_t bytes = region->pages * PAGE, gone = 0;
+
+	if (mremap(region->memory, bytes, bytes, MREMAP_MAYMOVE | MREMAP_FIXED, target) != MAP_FAILED)
+		return 1;
+	several_mappings("mremap (move)");
+	while (gone < region->pages && !is_mapped(region->memory + gone * PAGE))
+		gone++;
+	if (gone && (mmap(region->memory, gone * PAGE, PROT_NONE,
+			  MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED_NOREPLACE, -1, 0) != region->memory ||
+		     mremap(target, gone * PAGE, gone * PAGE, MREMAP_MAYMOVE | MREMAP_FIXED, region->memory) == MAP_FAILED))
+		die("mremap (back)");
+	return 0;
+}
+
 /* To a place of the kernel's choice: copy nothing, leave a hole. */
 static void do_move(struct region *region)
 {
-	size_t bytes = region->pages * PAGE;
 	char *target = map_or_die(NULL, region->pages, PROT_NONE, MAP_PRIVATE | MAP_NORESERVE);
 
-	if (mremap(region->memory, bytes, bytes, MREMAP_MAYMOVE | MREMAP_FIXED, target) == MAP_FAILED &&
-	    several_mappings("mremap (move)"))
-		return;		/* whether the target is still mapped depends on the kernel: leave it */
-	moved_to(region, target, -1);
+	if (move_to(region, target))
+		moved_to(region, target, -1);
+	/* If not, whether the target is still mapped depends on the kernel: leave it. */
 }
 
 /* Onto reserved addresses of the region's own. */
 static void do_move_fixed(struct region *region)
 {
 	int place = region->place < 0 ? (int)pick(2) : !region->place;
-	size_t bytes = region->pages * PAGE;
 	char *target;
 
 	if (!region->arena)
 		return;
 	target = region->arena + place * max_pages * PAGE;
-	if (mremap(region->memory, bytes, bytes, MREMAP_MAYMOVE | MREMAP_FIXED, target) == MAP_FAILED &&
-	    several_mappings("mremap (fixed)")) {
+	if (move_to(region, target))
+		moved_to(region, target, place);
+	else
 		region->arena = NULL;	/* for the same reason */
-		return;
-	}
-	moved_to(region, target, place);
 }
 
 /* The pages move, and the old addresses stay mapped, empty. */
@@ -727,6 +766,8 @@ static void on_region(enum op op, size_t index)
 	struct region *region = &regions[index];
 	size_t first, count;
 
+	if (op >= HUGE_HINT && op <= LOCK)
+		region->deeds[region->done++ % DEEDS] = (struct deed){ op, region->memory, region->pages };
 	switch (op) {
 	case WRITE: write_run(region, 64); break;
 	case VERIFY: count = pick_run(region, 64, &first); verify_run(region, first, count, "verify"); break;

@@ -99,9 +99,8 @@ impl Pager {
                     }
                 }
             }
-            // After a remap, what made room for it may still be unread: see `epoch`.
-            let in_doubt = changes.iter().any(|change| matches!(change, Change::Remap { .. }));
-            if in_doubt && space.uffd.probe(PAGE) == Probe::Changing {
+            // What made room for a remap may still be unread.
+            if epoch::in_doubt(&changes) && space.uffd.probe(PAGE) == Probe::Changing {
                 if read_all {
                     wait_for_program(&space.uffd, &mut tries);
                 }
@@ -116,7 +115,7 @@ impl Pager {
 
     fn settle(&self, space: &Space, state: &mut State, changes: &mut Vec<Change>) {
         let is_registered = |page| space.uffd.probe(page) == Probe::Registered;
-        for change in epoch::order(std::mem::take(changes), is_registered) {
+        for change in epoch::order(&state.registered, std::mem::take(changes), is_registered) {
             state.apply(&self.engine, change);
         }
     }
@@ -200,12 +199,7 @@ impl Pager {
             while pages < window && self.may_fill_ahead(state, page + pages as u64 * PAGE) {
                 pages += 1;
             }
-            let result = space.uffd.copy(page, &ZEROS[..pages * PAGE_SIZE]);
-            let (filled, error) = match result {
-                // The window went past the end of the mapping.
-                (0, Some(FillError::NotMapped)) if pages > 1 => space.uffd.copy(page, &ZEROS[..PAGE_SIZE]),
-                result => result,
-            };
+            let (filled, error) = space.uffd.copy(page, &ZEROS[..pages * PAGE_SIZE]);
             state.readahead.brought(page, window, page + filled.max(PAGE));
             (filled, error)
         } else {
@@ -355,7 +349,7 @@ pub(crate) struct Load {
 }
 
 /// The layout settles when a thread of the program, which has just been woken, has run: soon.
-fn wait_for_program(uffd: &Uffd, tries: &mut u32) {
+pub(crate) fn wait_for_program(uffd: &Uffd, tries: &mut u32) {
     const YIELDS: u32 = 50;
     *tries += 1;
     if *tries < YIELDS {

@@ -11,26 +11,40 @@ use crate::range::Range;
 /// Mappings smaller than this are left alone, unless they continue a managed one.
 pub const SMALLEST: u64 = 64 << 10;
 
+/// All mappings of process `pid`, in order.
+pub fn all(pid: i32) -> io::Result<Vec<Range>> {
+    Ok(read(pid)?.lines().filter_map(|line| addresses(line.split_ascii_whitespace().next()?)).collect())
+}
+
 /// The mappings of process `pid` that can be managed, in order.
 pub fn manageable(pid: i32) -> io::Result<Vec<Range>> {
-    Ok(parse(&std::fs::read_to_string(format!("/proc/{pid}/maps"))?))
+    Ok(parse(&read(pid)?))
+}
+
+fn read(pid: i32) -> io::Result<String> {
+    std::fs::read_to_string(format!("/proc/{pid}/maps"))
 }
 
 /// The manageable mappings in the text of `/proc/PID/maps`.
-pub fn parse(maps: &str) -> Vec<Range> {
+fn parse(maps: &str) -> Vec<Range> {
     maps.lines().filter_map(parse_line).collect()
+}
+
+fn addresses(field: &str) -> Option<Range> {
+    let (start, end) = field.split_once('-')?;
+    Some(Range::new(u64::from_str_radix(start, 16).ok()?, u64::from_str_radix(end, 16).ok()?))
 }
 
 fn parse_line(line: &str) -> Option<Range> {
     let mut fields = line.split_ascii_whitespace();
-    let (start, end) = fields.next()?.split_once('-')?;
+    let range = addresses(fields.next()?)?;
     let (rights, _offset, _device, inode) = (fields.next()?, fields.next()?, fields.next()?, fields.next()?);
     let name = fields.next().unwrap_or("");
     let anonymous = inode == "0" && (name.is_empty() || name == "[heap]" || name.starts_with("[anon:"));
     if !anonymous || rights != "rw-p" {
         return None;
     }
-    Some(Range::new(u64::from_str_radix(start, 16).ok()?, u64::from_str_radix(end, 16).ok()?))
+    Some(range)
 }
 
 #[cfg(test)]

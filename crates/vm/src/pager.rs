@@ -26,6 +26,7 @@ use uzswap_engine::{PAGE_SIZE, Page, Zswap};
 use uzswap_proto::{STAGING_PAGES, kind};
 
 use crate::evict::WORKER_PATIENCE;
+use crate::fault::wait_for_program;
 use crate::range::Range;
 use crate::space::{Space, State, Worker};
 use crate::sys::epoll::Epoll;
@@ -141,22 +142,32 @@ impl Pager {
 
     fn claim_space(&self, space: &Space, worker: Worker) -> io::Result<()> {
         worker.link.send(&[kind::MAIN], Some(space.as_raw_fd()))?;
-        // Mappings that a child does not inherit (MADV_DONTFORK) were registered in the parent all the same.
-        let mappings = layout::manageable(worker.pid)?;
-        {
-            let mut state = space.lock();
-            let known = std::mem::take(&mut state.registered);
-            for mapping in mappings {
+        self.forget_uninherited(space, worker.pid)?;
+        self.employ(space, worker)
+    }
+
+    /// Forgets what the parent had registered and its forked child has not inherited (`MADV_DONTFORK`).
+    fn forget_uninherited(&self, space: &Space, pid: i32) -> io::Result<()> {
+        let mut state = space.lock();
+        let mut tries = 0;
+        loop {
+            self.drain(space, &mut state);
+            let mut lost = state.registered.clone();
+            for mapping in layout::all(pid)? {
                 if space.uffd.probe(mapping.start) == Probe::Registered {
-                    known.within(mapping).into_iter().for_each(|range| state.registered.insert(range));
+                    lost.remove(mapping);
                 }
             }
-            let registered = state.registered.clone();
-            for lost in registered.missing(Range::new(0, u64::MAX)) {
-                state.empty(&self.engine, lost);
+            // The child runs meanwhile. What it changed after its events were read shows here.
+            if space.uffd.probe(PAGE) != Probe::Changing {
+                lost.iter().for_each(|range| state.forget(&self.engine, range));
+                break;
             }
+            wait_for_program(&space.uffd, &mut tries);
         }
-        self.employ(space, worker)
+        drop(state);
+        self.service(space);
+        Ok(())
     }
 
     fn employ(&self, space: &Space, worker: Worker) -> io::Result<()> {

@@ -142,14 +142,19 @@ impl Uffd {
     }
 
     /// Fills pages from `to` on with `data` and wakes whoever waits for them. Gives the bytes filled before the error.
+    /// Of pages that lie in several mappings, only the first is filled.
     pub fn copy(&self, to: u64, data: &[u8]) -> (u64, Option<FillError>) {
-        let len = data.len() as u64;
+        let mut len = data.len() as u64;
         let mut filled = 0;
         loop {
             let mut request = [to + filled, data.as_ptr() as u64 + filled, len - filled, 0, 0];
             let result = self.ioctl(UFFDIO_COPY, &mut request);
             match step(result, request[4] as i64) {
                 Ok(bytes) => filled += bytes,
+                Err(FillError::NotMapped) if filled == 0 && len > PAGE => {
+                    len = PAGE;
+                    continue;
+                }
                 Err(error) => return (filled, Some(error)),
             }
             if filled == len {
