@@ -7,10 +7,12 @@
 //! - from before the deed until its event has been read, operations on the userfaultfd fail with EAGAIN. Once one does
 //!   not, everything that was done has been read.
 //!
-//! In doubt is only a remap. The kernel never moves a mapping onto another: where something is registered at the target
-//! as far as we know, its unmap or remap is still to come and belongs before. (A mapping that grew in its place is
-//! registered without our knowledge; its unmap, too, may belong before.) So a remap waits until all has been read, and
-//! then that order is taken after which just that is registered which is.
+//! So events are gathered until nothing is unread: an **epoch**. In doubt, within one, is
+//! - a remap: the kernel never moves a mapping onto another. Where something is registered at the target as far as we
+//!   know, its unmap or remap belongs before. (A mapping that grew in its place is registered without our knowledge; its
+//!   unmap, too, may belong before.) That order is taken after which just that is registered which is;
+//! - a fork: the child, which has hardly run yet, shows which changes it has inherited. Of a discard it shows nothing,
+//!   but that the kernel announces before the deed, so that it came after the fork.
 
 use std::collections::BTreeMap;
 
@@ -43,17 +45,37 @@ impl Change {
             Change::Remove(_) => None,
         }
     }
+
+    /// The ranges it has to do with.
+    fn ranges(self) -> impl Iterator<Item = Range> {
+        let brought = if let Change::Remap { to, len, .. } = self { Some(Range::sized(to, len)) } else { None };
+        self.vacates().into_iter().chain(brought)
+    }
+
+    /// Whether both have to do with the same addresses.
+    fn touches(self, other: Change) -> bool {
+        self.ranges().any(|range| other.ranges().any(|other| range.overlaps(other)))
+    }
+}
+
+/// A change as it was read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Event {
+    /// What changed.
+    pub change: Change,
+    /// How many forks of the same epoch were read before it.
+    pub forks_read: usize,
 }
 
 /// What is registered within `window` after `changes`, if `registered` was before them.
-fn known(registered: &RangeSet, changes: &[Change], window: Range) -> RangeSet {
+fn known(registered: &RangeSet, changes: &[Event], window: Range) -> RangeSet {
     let mut set = RangeSet::default();
     let Some((last, before)) = changes.split_last() else {
         registered.within(window).into_iter().for_each(|part| set.insert(part));
         return set;
     };
     set = known(registered, before, window);
-    match *last {
+    match last.change {
         Change::Remove(_) => {}
         Change::Unmap(range) => set.remove(range),
         Change::Remap { from, to, len } => {
@@ -71,14 +93,9 @@ fn known(registered: &RangeSet, changes: &[Change], window: Range) -> RangeSet {
     set
 }
 
-/// Whether more is to be read, if there is more, before `changes` can be put in order.
-pub fn in_doubt(changes: &[Change]) -> bool {
-    changes.iter().any(|change| matches!(change, Change::Remap { .. }))
-}
-
-/// Orders changes that were read. `registered` is what was registered before; `is_registered` tells whether an address
-/// lies in a registered mapping now, and is asked only where several orders are possible.
-pub fn order(registered: &RangeSet, read: Vec<Change>, is_registered: impl FnMut(u64) -> bool) -> Vec<Change> {
+/// Orders what was read in an epoch. `registered` is what was registered before; `is_registered` tells whether an address
+/// lies in a registered mapping now, if that can be told, and is asked only where several orders are possible.
+pub fn order(registered: &RangeSet, read: Vec<Event>, is_registered: impl FnMut(u64) -> Option<bool>) -> Vec<Event> {
     let mut search = Search { registered, is_registered, answers: BTreeMap::new(), tries: 0, best: None };
     if (0..read.len()).all(|i| search.choices(&read[..i], &read[i..]) == [0]) {
         return read;
@@ -87,35 +104,79 @@ pub fn order(registered: &RangeSet, read: Vec<Change>, is_registered: impl FnMut
     search.best.map_or(read, |(_, ordered)| ordered)
 }
 
+/// Splits `ordered` into what happened before the fork that was read as number `fork` of the epoch, and what happened
+/// after it. `in_child` tells whether an address lies in a mapping that the child has inherited registered, if that can
+/// be told.
+pub fn split(
+    registered: &RangeSet,
+    ordered: Vec<Event>,
+    fork: usize,
+    mut in_child: impl FnMut(u64) -> Option<bool>,
+) -> (Vec<Event>, Vec<Event>) {
+    let mut inherited: Vec<bool> = Vec::with_capacity(ordered.len());
+    for (i, event) in ordered.iter().enumerate() {
+        let before = &ordered[..i];
+        let first_known = |range: Range| known(registered, before, range).iter().next().map(|part| part.start);
+        let read_before = event.forks_read <= fork;
+        inherited.push(match event.change {
+            Change::Remove(_) => false,
+            Change::Unmap(range) => first_known(range).and_then(&mut in_child).map_or(read_before, |is| !is),
+            Change::Remap { from, to, len } => {
+                let source = first_known(Range::sized(from, len));
+                match source.and_then(|at| Some((at, in_child(at)?))) {
+                    Some((_, false)) => true,
+                    // Its source is there: not yet moved, or moved by MREMAP_DONTUNMAP.
+                    Some((at, true)) => {
+                        let target = at - from + to;
+                        first_known(Range::page(target)).is_none() && in_child(target) == Some(true)
+                    }
+                    None => read_before,
+                }
+            }
+        });
+    }
+    // What an inherited change built upon was inherited with it.
+    for i in (0..ordered.len()).rev() {
+        inherited[i] |= (i + 1..ordered.len()).any(|later| {
+            inherited[later]
+                && !matches!(ordered[i].change, Change::Remove(_))
+                && ordered[i].change.touches(ordered[later].change)
+        });
+    }
+    let (before, after): (Vec<_>, Vec<_>) = ordered.into_iter().zip(inherited).partition(|(_, inherited)| *inherited);
+    let events = |list: Vec<(Event, bool)>| list.into_iter().map(|(event, _)| event).collect();
+    (events(before), events(after))
+}
+
 /// Goes through the orders that are possible, the likely ones first.
 struct Search<'a, F> {
     registered: &'a RangeSet,
     is_registered: F,
     /// What was asked already.
-    answers: BTreeMap<u64, bool>,
+    answers: BTreeMap<u64, Option<bool>>,
     tries: usize,
     /// The best order so far, and how many ranges it gets wrong.
-    best: Option<(usize, Vec<Change>)>,
+    best: Option<(usize, Vec<Event>)>,
 }
 
-impl<F: FnMut(u64) -> bool> Search<'_, F> {
+impl<F: FnMut(u64) -> Option<bool>> Search<'_, F> {
     /// Which of `rest` may have happened first after `done`, as indexes.
-    fn choices(&self, done: &[Change], rest: &[Change]) -> Vec<usize> {
-        let Some(&Change::Remap { to, len, .. }) = rest.first() else { return vec![0] };
+    fn choices(&self, done: &[Event], rest: &[Event]) -> Vec<usize> {
+        let Some(&Event { change: Change::Remap { to, len, .. }, .. }) = rest.first() else { return vec![0] };
         let target = Range::sized(to, len);
         let obstacle = known(self.registered, done, target);
         let later = || rest.iter().enumerate().skip(1);
         if obstacle.is_empty() {
-            let unmaps = |change: &Change| matches!(*change, Change::Unmap(range) if range.overlaps(target));
+            let unmaps = |event: &Event| matches!(event.change, Change::Unmap(range) if range.overlaps(target));
             return std::iter::once(0).chain(later().filter(|(_, c)| unmaps(c)).map(|(i, _)| i)).collect();
         }
-        let makes_room = |change: &Change| change.vacates().is_some_and(|range| !obstacle.within(range).is_empty());
+        let makes_room = |event: &Event| event.change.vacates().is_some_and(|range| !obstacle.within(range).is_empty());
         let first: Vec<usize> = later().filter(|(_, c)| makes_room(c)).map(|(i, _)| i).collect();
         if first.is_empty() { vec![0] } else { first }
     }
 
     /// Extends `done` by `rest`, in each possible order.
-    fn arrange(&mut self, done: &mut Vec<Change>, rest: &[Change]) {
+    fn arrange(&mut self, done: &mut Vec<Event>, rest: &[Event]) {
         const ENOUGH: usize = 1000;
         self.tries += 1;
         if self.tries > ENOUGH || self.best.as_ref().is_some_and(|(wrong, _)| *wrong == 0) {
@@ -140,10 +201,10 @@ impl<F: FnMut(u64) -> bool> Search<'_, F> {
     }
 
     /// Compares what would be registered after `done` with what is.
-    fn weigh(&mut self, done: &[Change]) {
+    fn weigh(&mut self, done: &[Event]) {
         let mut bounds: Vec<u64> = Vec::new();
         let mut targets = RangeSet::default();
-        for change in done {
+        for Event { change, .. } in done {
             if let Change::Remap { to, len, .. } = *change {
                 targets.insert(Range::sized(to, len));
                 bounds.extend([to, to + len]);
@@ -156,7 +217,7 @@ impl<F: FnMut(u64) -> bool> Search<'_, F> {
             .filter(|part| targets.contains(part.start))
             .filter(|&part| {
                 let is = *self.answers.entry(part.start).or_insert_with_key(|&at| (self.is_registered)(at));
-                known(self.registered, done, part).contains(part.start) != is
+                is.is_some_and(|is| known(self.registered, done, part).contains(part.start) != is)
             })
             .count();
         if self.best.as_ref().is_none_or(|(fewest, _)| wrong < *fewest) {
@@ -188,24 +249,38 @@ mod tests {
         set
     }
 
-    fn nobody_asks(_: u64) -> bool {
-        panic!("nothing to ask")
+    fn events(changes: &[Change]) -> Vec<Event> {
+        changes.iter().map(|&change| Event { change, forks_read: 0 }).collect()
+    }
+
+    fn changes(events: Vec<Event>) -> Vec<Change> {
+        events.into_iter().map(|event| event.change).collect()
+    }
+
+    fn ordered_without_asking(before: &RangeSet, read: &[Change]) -> Vec<Change> {
+        changes(order(before, events(read), |_| panic!("nothing to ask")))
     }
 
     /// The order of `read`, where `now` is registered in the end.
     fn ordered(before: &RangeSet, read: &[Change], now: &RangeSet) -> Vec<Change> {
-        order(before, read.to_vec(), |address| now.contains(address))
+        changes(order(before, events(read), |address| Some(now.contains(address))))
+    }
+
+    /// How many of `ordered` happened before a fork that was read after all of them, and by which a child came to be in
+    /// which `inherited` is registered.
+    fn before_fork(before: &RangeSet, ordered: &[Change], inherited: &RangeSet) -> Vec<Change> {
+        changes(split(before, events(ordered), 0, |address| Some(inherited.contains(address))).0)
     }
 
     #[test]
     fn order_stands_where_nothing_is_in_doubt() {
         let before = registered(&[(A, LEN)]);
         let read = [remap(A, B), unmap(A, LEN), Change::Remove(Range::sized(B, 0x1000)), remap(C, A)];
-        assert_eq!(order(&before, read.to_vec(), nobody_asks), read);
+        assert_eq!(ordered_without_asking(&before, &read), read);
         // What made room was read in time.
         let before = registered(&[(A, LEN), (B, LEN)]);
         let read = [unmap(B, LEN), remap(A, B)];
-        assert_eq!(order(&before, read.to_vec(), nobody_asks), read);
+        assert_eq!(ordered_without_asking(&before, &read), read);
     }
 
     /// `MREMAP_DONTUNMAP` leaves its source registered: asking the kernel does not tell which came first.
@@ -213,7 +288,7 @@ mod tests {
     fn a_remap_away_from_where_nothing_was_came_later() {
         let before = registered(&[(A, LEN)]);
         let read = [remap(A, B), remap(B, C)];
-        assert_eq!(order(&before, read.to_vec(), nobody_asks), read);
+        assert_eq!(ordered_without_asking(&before, &read), read);
     }
 
     #[test]
@@ -252,6 +327,36 @@ mod tests {
         let grown = unmap(B - LEN, 2 * LEN);
         assert_eq!(ordered(&before, &[remap(A, B), grown], &registered(&[(B, LEN)])), [grown, remap(A, B)]);
         assert_eq!(ordered(&before, &[remap(A, B), grown], &registered(&[])), [remap(A, B), grown]);
+    }
+
+    #[test]
+    fn a_child_shows_what_it_has_inherited() {
+        let before = registered(&[(A, LEN), (B, LEN)]);
+        let read = [unmap(B, LEN), remap(A, C)];
+        assert_eq!(before_fork(&before, &read, &before), []);
+        assert_eq!(before_fork(&before, &read, &registered(&[(A, LEN)])), [unmap(B, LEN)]);
+        assert_eq!(before_fork(&before, &read, &registered(&[(B, LEN), (C, LEN)])), [remap(A, C)]);
+        assert_eq!(before_fork(&before, &read, &registered(&[(C, LEN)])), read);
+        // MREMAP_DONTUNMAP.
+        assert_eq!(before_fork(&before, &read, &registered(&[(A, LEN), (B, LEN), (C, LEN)])), [remap(A, C)]);
+        // What was unmapped is there again, by something else.
+        let read = [unmap(B, LEN), remap(A, B)];
+        assert_eq!(before_fork(&before, &read, &registered(&[(B, LEN)])), read);
+        // A discard is announced before the deed.
+        let read = [Change::Remove(Range::sized(A, LEN))];
+        assert_eq!(before_fork(&before, &read, &before), []);
+    }
+
+    #[test]
+    fn where_a_child_shows_nothing_the_order_of_reading_stands() {
+        let before = registered(&[(A, LEN)]);
+        let read = vec![
+            Event { change: unmap(A, LEN), forks_read: 0 },
+            Event { change: unmap(B, LEN), forks_read: 1 },
+            Event { change: unmap(C, LEN), forks_read: 0 },
+        ];
+        let (first, second) = split(&before, read, 0, |_| None);
+        assert_eq!((changes(first), changes(second)), (vec![unmap(A, LEN), unmap(C, LEN)], vec![unmap(B, LEN)]));
     }
 
     #[test]

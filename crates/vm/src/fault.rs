@@ -13,7 +13,7 @@ use std::time::Instant;
 use uzswap_engine::{LoadError, PAGE_SIZE, Page, Slot};
 
 use crate::PAGE;
-use crate::epoch::{self, Change};
+use crate::epoch::{self, Change, Event};
 use crate::pager::{Pager, read_pages, with_buffer};
 use crate::range::Range;
 use crate::readahead::MAX_WINDOW;
@@ -74,7 +74,9 @@ impl Pager {
     /// Reads all there is to read, applies changes of the layout and forks, and leaves the faults in `waiting`. Tells
     /// whether there was anything.
     pub(crate) fn drain(&self, space: &Space, state: &mut State) -> bool {
-        let mut changes: Vec<Change> = Vec::new();
+        // A program that never comes to rest is not waited for: more events than this cannot be put in order.
+        const LONGEST_EPOCH: usize = 200;
+        let (mut events, mut forks): (Vec<Event>, Vec<Uffd>) = Default::default();
         let (mut news, mut tries) = (false, 0);
         loop {
             let mut messages = Vec::new();
@@ -92,35 +94,49 @@ impl Pager {
                     Message::Fault { address, write, tid } => {
                         state.waiting.push(Fault { page: address, write, tid, since: Instant::now() });
                     }
-                    Message::Change(change) => changes.push(change),
-                    Message::Fork(child) => {
-                        self.settle(space, state, &mut changes);
-                        self.fork(space, state, child);
+                    Message::Change(change) => {
+                        if let Change::Remove(range) = change {
+                            // The discard goes on as soon as it has been announced.
+                            state.await_removal(range);
+                        }
+                        events.push(Event { change, forks_read: forks.len() });
                     }
+                    Message::Fork(child) => forks.push(child),
                 }
             }
-            // What made room for a remap may still be unread.
-            if epoch::in_doubt(&changes) && space.uffd.probe(PAGE) == Probe::Changing {
-                if read_all {
-                    wait_for_program(&space.uffd, &mut tries);
-                }
+            if !read_all {
                 continue;
             }
-            self.settle(space, state, &mut changes);
-            if read_all {
-                return news;
+            let gathered = events.len() + forks.len();
+            if gathered > 0 && gathered < LONGEST_EPOCH && space.uffd.probe(PAGE) == Probe::Changing {
+                wait_for_program(&space.uffd, &mut tries);
+                continue;
             }
+            self.settle(space, state, events, forks);
+            return news;
         }
     }
 
-    fn settle(&self, space: &Space, state: &mut State, changes: &mut Vec<Change>) {
-        let is_registered = |page| space.uffd.probe(page) == Probe::Registered;
-        for change in epoch::order(&state.registered, std::mem::take(changes), is_registered) {
-            state.apply(&self.engine, change);
+    /// Applies what was read in an epoch.
+    fn settle(&self, space: &Space, state: &mut State, events: Vec<Event>, forks: Vec<Uffd>) {
+        let is_registered = |uffd: &Uffd, address| match uffd.probe(address) {
+            Probe::Registered => Some(true),
+            Probe::NotRegistered => Some(false),
+            Probe::Changing | Probe::Gone => None,
+        };
+        let mut rest = epoch::order(&state.registered, events, |address| is_registered(&space.uffd, address));
+        for (number, child) in forks.into_iter().enumerate() {
+            let (before, after) =
+                epoch::split(&state.registered, rest, number, |address| is_registered(&child, address));
+            before.into_iter().for_each(|event| state.apply(&self.engine, event.change));
+            self.fork(space, state, child);
+            rest = after;
         }
+        rest.into_iter().for_each(|event| state.apply(&self.engine, event.change));
+        state.epoch += 1;
     }
 
-    /// Takes a forked child, which has not run yet, under management.
+    /// Takes a forked child, which has hardly run yet, under management.
     fn fork(&self, space: &Space, state: &mut State, child: Uffd) {
         self.flush_staging(space, state, &child);
         let inherited = state.inherit(&self.engine);

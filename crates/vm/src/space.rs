@@ -116,6 +116,7 @@ pub(crate) struct Removal {
     /// `None` if no page can tell: the range waits for time alone.
     pub sentinel: Option<u64>,
     pub since: Instant,
+    pub epoch: u64,
 }
 
 /// `MADV_FREE` announces itself like `MADV_DONTNEED` but takes no page away; its ranges are let go after this time, by
@@ -138,6 +139,8 @@ pub(crate) struct State {
     pub staging: Staging,
     pub request: Option<Request>,
     pub removals: Vec<Removal>,
+    /// How many epochs of events have been applied.
+    pub epoch: u64,
     /// Faults read but not answered: they wait for memory, or for the layout to settle.
     pub waiting: Vec<Fault>,
     pub readahead: Readahead,
@@ -196,7 +199,7 @@ impl State {
         match change {
             Change::Unmap(range) => self.forget(engine, range),
             Change::Remap { from, to, len } => self.remap(engine, from, to, len),
-            Change::Remove(range) => self.remove(engine, range),
+            Change::Remove(range) => self.empty(engine, range),
         }
     }
 
@@ -212,7 +215,9 @@ impl State {
         self.empty(engine, range);
         self.registered.remove(range);
         self.excluded.remove(range);
-        self.removals.retain(|removal| removal.range.intersect(range) != removal.range);
+        // What was announced in this epoch may be of what has come there since.
+        let epoch = self.epoch;
+        self.removals.retain(|removal| removal.epoch == epoch || removal.range.intersect(range) != removal.range);
     }
 
     fn remap(&mut self, engine: &Zswap, from: u64, to: u64, len: u64) {
@@ -243,14 +248,9 @@ impl State {
         }
     }
 
-    fn remove(&mut self, engine: &Zswap, range: Range) {
-        self.empty(engine, range);
-        if !self.registered.within(range).is_empty() {
-            self.await_removal(range);
-        }
-    }
-
-    fn await_removal(&mut self, range: Range) {
+    /// Keeps `range` from being evicted until its contents have been discarded. To be called as soon as that has been
+    /// announced.
+    pub fn await_removal(&mut self, range: Range) {
         self.settle_removals();
         let shared = self.removals.iter().any(|removal| removal.range.overlaps(range));
         let last_present = self.worker.as_ref().map(|worker| worker.pagemap.last_present(range));
@@ -261,7 +261,7 @@ impl State {
             Some(Ok(Some(page))) if !shared => Some(page),
             _ => None,
         };
-        self.removals.push(Removal { range, sentinel, since: Instant::now() });
+        self.removals.push(Removal { range, sentinel, since: Instant::now(), epoch: self.epoch });
     }
 
     /// Drops the removals that are done. To be called before anything absent is made present.
