@@ -11,8 +11,8 @@
 //! - a remap: the kernel never moves a mapping onto another. Where something is registered at the target as far as we
 //!   know, its unmap or remap belongs before. (A mapping that grew in its place is registered without our knowledge; its
 //!   unmap, too, may belong before.) That order is taken after which just that is registered which is;
-//! - a fork: the child, which has hardly run yet, shows which changes it has inherited. Of a discard it shows nothing,
-//!   but that the kernel announces before the deed, so that it came after the fork.
+//! - a fork: the child, which has hardly run yet, shows which changes it has inherited. Of a discard it shows nothing;
+//!   there the order of reading stands.
 
 use std::collections::BTreeMap;
 
@@ -119,7 +119,7 @@ pub fn split(
         let first_known = |range: Range| known(registered, before, range).iter().next().map(|part| part.start);
         let read_before = event.forks_read <= fork;
         inherited.push(match event.change {
-            Change::Remove(_) => false,
+            Change::Remove(_) => read_before,
             Change::Unmap(range) => first_known(range).and_then(&mut in_child).map_or(read_before, |is| !is),
             Change::Remap { from, to, len } => {
                 let source = first_known(Range::sized(from, len));
@@ -137,11 +137,8 @@ pub fn split(
     }
     // What an inherited change built upon was inherited with it.
     for i in (0..ordered.len()).rev() {
-        inherited[i] |= (i + 1..ordered.len()).any(|later| {
-            inherited[later]
-                && !matches!(ordered[i].change, Change::Remove(_))
-                && ordered[i].change.touches(ordered[later].change)
-        });
+        inherited[i] |=
+            (i + 1..ordered.len()).any(|later| inherited[later] && ordered[i].change.touches(ordered[later].change));
     }
     let (before, after): (Vec<_>, Vec<_>) = ordered.into_iter().zip(inherited).partition(|(_, inherited)| *inherited);
     let events = |list: Vec<(Event, bool)>| list.into_iter().map(|(event, _)| event).collect();
@@ -342,9 +339,6 @@ mod tests {
         // What was unmapped is there again, by something else.
         let read = [unmap(B, LEN), remap(A, B)];
         assert_eq!(before_fork(&before, &read, &registered(&[(B, LEN)])), read);
-        // A discard is announced before the deed.
-        let read = [Change::Remove(Range::sized(A, LEN))];
-        assert_eq!(before_fork(&before, &read, &before), []);
     }
 
     #[test]
