@@ -93,15 +93,22 @@ fn known(registered: &RangeSet, changes: &[Event], window: Range) -> RangeSet {
     set
 }
 
-/// Orders what was read in an epoch. `registered` is what was registered before; `is_registered` tells whether an address
-/// lies in a registered mapping now, if that can be told, and is asked only where several orders are possible.
-pub fn order(registered: &RangeSet, read: Vec<Event>, is_registered: impl FnMut(u64) -> Option<bool>) -> Vec<Event> {
+/// Orders what was read in an epoch; `None` if more is to be read before that can be done.
+///
+/// `registered` is what was registered before; `is_registered` tells whether an address lies in a registered mapping now,
+/// if that can be told, and is asked only where several orders are possible.
+pub fn order(
+    registered: &RangeSet,
+    read: &[Event],
+    is_registered: impl FnMut(u64) -> Option<bool>,
+) -> Option<Vec<Event>> {
     let mut search = Search { registered, is_registered, answers: BTreeMap::new(), tries: 0, best: None };
     if (0..read.len()).all(|i| search.choices(&read[..i], &read[i..]) == [0]) {
-        return read;
+        return Some(read.to_vec());
     }
-    search.arrange(&mut Vec::new(), &read);
-    search.best.map_or(read, |(_, ordered)| ordered)
+    search.arrange(&mut Vec::new(), read);
+    let all_answered = search.answers.values().all(Option::is_some);
+    search.best.filter(|_| all_answered).map(|(_, ordered)| ordered)
 }
 
 /// Splits `ordered` into what happened before the fork that was read as number `fork` of the epoch, and what happened
@@ -255,12 +262,12 @@ mod tests {
     }
 
     fn ordered_without_asking(before: &RangeSet, read: &[Change]) -> Vec<Change> {
-        changes(order(before, events(read), |_| panic!("nothing to ask")))
+        changes(order(before, &events(read), |_| panic!("nothing to ask")).expect("nothing is missing"))
     }
 
     /// The order of `read`, where `now` is registered in the end.
     fn ordered(before: &RangeSet, read: &[Change], now: &RangeSet) -> Vec<Change> {
-        changes(order(before, events(read), |address| Some(now.contains(address))))
+        changes(order(before, &events(read), |address| Some(now.contains(address))).expect("nothing is missing"))
     }
 
     /// How many of `ordered` happened before a fork that was read after all of them, and by which a child came to be in
@@ -278,6 +285,12 @@ mod tests {
         let before = registered(&[(A, LEN), (B, LEN)]);
         let read = [unmap(B, LEN), remap(A, B)];
         assert_eq!(ordered_without_asking(&before, &read), read);
+    }
+
+    #[test]
+    fn without_an_answer_there_is_no_order() {
+        let before = registered(&[(A, LEN), (B, LEN)]);
+        assert_eq!(order(&before, &events(&[remap(B, C), remap(A, B), unmap(B, LEN)]), |_| None), None);
     }
 
     /// `MREMAP_DONTUNMAP` leaves its source registered: asking the kernel does not tell which came first.
@@ -315,6 +328,16 @@ mod tests {
         let little = unmap(B + 0x1000, 0x1000);
         let now = registered(&[(B, 0x1000), (B + 0x2000, 0x2000)]);
         assert_eq!(ordered(&before, &[remap(A, B), little, part], &now), [part, remap(A, B), little]);
+    }
+
+    /// MREMAP_DONTUNMAP had left the target mapped; that was unmapped before the second remap.
+    #[test]
+    fn what_a_remap_left_behind_may_have_been_unmapped_late() {
+        let before = registered(&[(A, LEN), (B, LEN)]);
+        let read = [remap(B, C), remap(A, B), unmap(B, LEN)];
+        let now = registered(&[(B, LEN), (C, LEN)]);
+        assert_eq!(ordered(&before, &read, &now), [read[0], read[2], read[1]]);
+        assert_eq!(ordered(&before, &read, &registered(&[(C, LEN)])), read);
     }
 
     /// A mapping that has grown in its place has made room, of which we did not know.

@@ -74,8 +74,6 @@ impl Pager {
     /// Reads all there is to read, applies changes of the layout and forks, and leaves the faults in `waiting`. Tells
     /// whether there was anything.
     pub(crate) fn drain(&self, space: &Space, state: &mut State) -> bool {
-        // A program that never comes to rest is not waited for: more events than this cannot be put in order.
-        const LONGEST_EPOCH: usize = 200;
         let (mut events, mut forks): (Vec<Event>, Vec<Uffd>) = Default::default();
         let (mut news, mut tries) = (false, 0);
         loop {
@@ -107,24 +105,35 @@ impl Pager {
             if !read_all {
                 continue;
             }
-            let gathered = events.len() + forks.len();
-            if gathered > 0 && gathered < LONGEST_EPOCH && space.uffd.probe(PAGE) == Probe::Changing {
-                wait_for_program(&space.uffd, &mut tries);
-                continue;
+            if let Some(ordered) = self.order(space, state, &events, forks.len()) {
+                self.settle(space, state, ordered, forks);
+                return news;
             }
-            self.settle(space, state, events, forks);
-            return news;
+            wait_for_program(&space.uffd, &mut tries);
+        }
+    }
+
+    /// What was read, in order; `None` if more is to come.
+    fn order(&self, space: &Space, state: &State, events: &[Event], forks: usize) -> Option<Vec<Event>> {
+        // A program that never comes to rest is not waited for: more than this cannot be put in order.
+        const LONGEST_EPOCH: usize = 200;
+        let gathered = events.len() + forks;
+        if gathered == 0 {
+            return Some(Vec::new());
+        }
+        if gathered > LONGEST_EPOCH {
+            return Some(events.to_vec());
+        }
+        match space.uffd.probe(PAGE) {
+            Probe::Changing => None,
+            Probe::Gone => Some(events.to_vec()),
+            _ => epoch::order(&state.registered, events, |address| is_registered(&space.uffd, address)),
         }
     }
 
     /// Applies what was read in an epoch.
-    fn settle(&self, space: &Space, state: &mut State, events: Vec<Event>, forks: Vec<Uffd>) {
-        let is_registered = |uffd: &Uffd, address| match uffd.probe(address) {
-            Probe::Registered => Some(true),
-            Probe::NotRegistered => Some(false),
-            Probe::Changing | Probe::Gone => None,
-        };
-        let mut rest = epoch::order(&state.registered, events, |address| is_registered(&space.uffd, address));
+    fn settle(&self, space: &Space, state: &mut State, ordered: Vec<Event>, forks: Vec<Uffd>) {
+        let mut rest = ordered;
         for (number, child) in forks.into_iter().enumerate() {
             let (before, after) =
                 epoch::split(&state.registered, rest, number, |address| is_registered(&child, address));
@@ -362,6 +371,15 @@ impl From<Outcome> for Answer {
 pub(crate) struct Load {
     pub fault: Fault,
     pub pages: Vec<(u64, Slot)>,
+}
+
+/// Whether `address` lies in a mapping registered with `uffd`, if that can be told.
+fn is_registered(uffd: &Uffd, address: u64) -> Option<bool> {
+    match uffd.probe(address) {
+        Probe::Registered => Some(true),
+        Probe::NotRegistered => Some(false),
+        Probe::Changing | Probe::Gone => None,
+    }
 }
 
 /// The layout settles when a thread of the program, which has just been woken, has run: soon.
