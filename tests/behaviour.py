@@ -98,6 +98,19 @@ def static_program(context: Context, test):
                 unless(not outcome.stdout, "it ran"), unless(len(outcome.stderr.splitlines()) == 1, f"stderr: {outcome.stderr!r}"))
 
 
+@test("stranger", 30)
+def stranger(context: Context, test):
+    """A program of the job that nothing can be preloaded into: one warning; with --require the job is killed."""
+    argv = ["sh", "-c", f"{context.program('hello', '-static')} 6; exit 5"]
+    outcome = context.run(argv, "--memory-max", "64M", "--quiet", timeout=test.seconds)
+    warnings = [line for line in outcome.stderr.splitlines() if "statically linked" in line]
+    yield check("stranger: one warning", unless((outcome.status, outcome.stdout) == (5, "hello\n"), complaint(outcome)),
+                unless(len(warnings) == 1, f"stderr: {outcome.stderr!r}"))
+    outcome = context.run(argv, "--memory-max", "64M", "--quiet", "--require", timeout=test.seconds)
+    yield check("stranger: --require ends the job", unless(outcome.status == 137, f"status {outcome.status}"),
+                unless(len(outcome.stderr.splitlines()) == 1, f"stderr: {outcome.stderr!r}"))
+
+
 # --- signals and the terminal --------------------------------------------------------------------
 
 class Terminal:

@@ -32,6 +32,7 @@ use crate::front::Bell;
 use crate::reclaim::Reclaimer;
 use crate::sessions::{Call, Caller, Session, Sessions, range_of};
 use crate::stats::Stats;
+use crate::strangers::Strangers;
 use crate::swap_file::DiskSwapFile;
 use crate::{JobConfig, SwapConfig, executioner, front};
 
@@ -46,7 +47,10 @@ pub struct Setup {
     pub swap: Option<DiskSwapFile>,
     pub agent: PathBuf,
     pub front: PidFd,
+    pub front_pid: i32,
     pub bell: Bell,
+    /// Whether the warning that something runs unmanaged has been given.
+    pub warned: bool,
 }
 
 /// Becomes the manager of a job; never returns.
@@ -94,6 +98,7 @@ struct Daemon {
     listener: Listener,
     agent: PathBuf,
     front: PidFd,
+    front_pid: i32,
     bell: Bell,
     engine: Arc<Zswap>,
     pager: Arc<Pager>,
@@ -107,6 +112,7 @@ struct Daemon {
     waiting_for: HashMap<u64, Source>,
     next_source: u64,
     warned: bool,
+    strangers: Strangers,
 }
 
 /// A program's hint, and where the answer goes.
@@ -123,7 +129,7 @@ enum Source {
 
 impl Daemon {
     fn start(setup: Setup) -> std::io::Result<Daemon> {
-        let Setup { config, job, listener, swap, agent, front, bell } = setup;
+        let Setup { config, job, listener, swap, agent, front, front_pid, bell, warned } = setup;
         memory::raise_descriptor_limit();
         // Without the right to lock memory the manager works, but may be paged itself; `doctor` says so.
         let _ = memory::lock_all();
@@ -153,6 +159,7 @@ impl Daemon {
             listener,
             agent,
             front,
+            front_pid,
             bell,
             engine,
             pager,
@@ -165,7 +172,8 @@ impl Daemon {
             epoll: Epoll::new()?,
             waiting_for: HashMap::new(),
             next_source: 0,
-            warned: false,
+            warned,
+            strangers: Strangers::new(),
         };
         daemon.start_threads(questions)?;
         Ok(daemon)
@@ -231,6 +239,7 @@ impl Daemon {
             }
             if last_sweep.elapsed() > Duration::from_millis(100) {
                 self.sessions.sweep();
+                self.look_for_strangers();
                 last_sweep = Instant::now();
             }
             if self.config.stats.is_some() && last_stats.elapsed() > Duration::from_secs(1) {
@@ -275,6 +284,16 @@ impl Daemon {
             }
             Call::Unmanaged(pid, why) => self.unmanaged(pid, &why),
             Call::Over => {}
+        }
+    }
+
+    fn look_for_strangers(&mut self) {
+        if self.warned && !self.config.require {
+            return;
+        }
+        let manager = std::process::id() as i32;
+        if let Some((pid, why)) = self.strangers.look(self.front_pid, manager, |pid| self.sessions.has(pid)) {
+            self.unmanaged(pid, &why);
         }
     }
 

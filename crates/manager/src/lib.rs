@@ -20,6 +20,7 @@ mod executioner;
 
 mod agent_file;
 mod program;
+mod strangers;
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -88,7 +89,8 @@ impl RunError {
 /// uzswap itself failed and the job had to be killed.
 pub fn run_job(config: &JobConfig, agent: &[u8], command: &[OsString]) -> Result<i32, RunError> {
     let path = program::find(&command[0])?;
-    if let Some(obstacle) = program::obstacle(&path) {
+    let obstacle = program::obstacle(&path);
+    if let Some(obstacle) = obstacle {
         let text = format!("{}: {obstacle}: it cannot be managed", path.display());
         if config.require {
             return Err(RunError::setup(format!("{text}, which --require forbids")));
@@ -112,7 +114,8 @@ pub fn run_job(config: &JobConfig, agent: &[u8], command: &[OsString]) -> Result
         }
     };
     let listener = Listener::bind(job).map_err(failed("the job's socket"))?;
-    let front = PidFd::open(std::process::id() as i32).map_err(failed("pidfd_open"))?;
+    let front_pid = std::process::id() as i32;
+    let front = PidFd::open(front_pid).map_err(failed("pidfd_open"))?;
     let bell = front::Bell::new().map_err(failed("eventfd"))?;
     let agent = agent_file::place(agent, name).map_err(failed("the agent cannot be placed"))?;
     let signals = front::block_signals();
@@ -121,7 +124,8 @@ pub fn run_job(config: &JobConfig, agent: &[u8], command: &[OsString]) -> Result
         .inspect_err(|_| front::remove_agent(&agent))
         .map_err(failed("the manager cannot be cloned"))?;
     if manager == 0 {
-        daemon::become_manager(daemon::Setup { config: config.clone(), job, listener, swap, agent, front, bell });
+        let (config, warned) = (config.clone(), obstacle.is_some());
+        daemon::become_manager(daemon::Setup { config, job, listener, swap, agent, front, front_pid, bell, warned });
     }
     let program = front::Program { path, command: command.to_vec(), agent, job };
     let status = front::run(&program, manager, &bell, &signals);

@@ -124,6 +124,11 @@ impl Sessions {
         self.list.lock().by_pid.values().cloned().collect()
     }
 
+    /// Whether process `pid` is under management.
+    pub fn has(&self, pid: i32) -> bool {
+        self.list.lock().by_pid.contains_key(&pid)
+    }
+
     /// The session whose memory is `space`.
     pub fn of_space(&self, space: u64) -> Option<Arc<Session>> {
         self.list.lock().by_pid.values().find(|session| session.space.id == space).cloned()

@@ -48,13 +48,22 @@ impl Change {
 
     /// The ranges it has to do with.
     fn ranges(self) -> impl Iterator<Item = Range> {
-        let brought = if let Change::Remap { to, len, .. } = self { Some(Range::sized(to, len)) } else { None };
-        self.vacates().into_iter().chain(brought)
+        let other = match self {
+            Change::Remap { to, len, .. } => Some(Range::sized(to, len)),
+            Change::Remove(range) => Some(range),
+            Change::Unmap(_) => None,
+        };
+        self.vacates().into_iter().chain(other)
+    }
+
+    /// Whether it has to do with some of `range`.
+    pub fn touches(self, range: Range) -> bool {
+        self.ranges().any(|own| own.overlaps(range))
     }
 
     /// Whether both have to do with the same addresses.
-    fn touches(self, other: Change) -> bool {
-        self.ranges().any(|range| other.ranges().any(|other| range.overlaps(other)))
+    fn entangles(self, other: Change) -> bool {
+        other.ranges().any(|range| self.touches(range))
     }
 }
 
@@ -100,15 +109,41 @@ fn known(registered: &RangeSet, changes: &[Event], window: Range) -> RangeSet {
 pub fn order(
     registered: &RangeSet,
     read: &[Event],
-    is_registered: impl FnMut(u64) -> Option<bool>,
+    mut is_registered: impl FnMut(u64) -> Option<bool>,
 ) -> Option<Vec<Event>> {
-    let mut search = Search { registered, is_registered, answers: BTreeMap::new(), tries: 0, best: None };
-    if (0..read.len()).all(|i| search.choices(&read[..i], &read[i..]) == [0]) {
+    let is_remap = |event: &Event| matches!(event.change, Change::Remap { .. });
+    if !read.iter().any(is_remap) {
         return Some(read.to_vec());
     }
-    search.arrange(&mut Vec::new(), read);
-    let all_answered = search.answers.values().all(Option::is_some);
-    search.best.filter(|_| all_answered).map(|(_, ordered)| ordered)
+    let mut ordered = Vec::with_capacity(read.len());
+    let mut doubted = false;
+    for set in entangled(read) {
+        let mut search =
+            Search { registered, is_registered: &mut is_registered, answers: BTreeMap::new(), tries: 0, best: None };
+        if (0..set.len()).all(|i| search.choices(&set[..i], &set[i..]) == [0]) {
+            ordered.extend(set);
+            continue;
+        }
+        doubted = true;
+        search.arrange(&mut Vec::new(), &set);
+        let all_answered = search.answers.values().all(Option::is_some);
+        ordered.extend(search.best.filter(|_| all_answered)?.1);
+    }
+    Some(if doubted { ordered } else { read.to_vec() })
+}
+
+/// Divides events into sets that have nothing to do with each other, so that only the order within a set matters. Each
+/// set is in the order of reading.
+fn entangled(read: &[Event]) -> Vec<Vec<Event>> {
+    let mut sets: Vec<Vec<usize>> = Vec::new();
+    for (index, event) in read.iter().enumerate() {
+        let touches = |set: &Vec<usize>| set.iter().any(|&other| read[other].change.entangles(event.change));
+        let mut joined: Vec<usize> = sets.extract_if(.., |set| touches(set)).flatten().collect();
+        joined.push(index);
+        joined.sort_unstable();
+        sets.push(joined);
+    }
+    sets.into_iter().map(|set| set.into_iter().map(|index| read[index]).collect()).collect()
 }
 
 /// Splits `ordered` into what happened before the fork that was read as number `fork` of the epoch, and what happened
@@ -145,7 +180,7 @@ pub fn split(
     // What an inherited change built upon was inherited with it.
     for i in (0..ordered.len()).rev() {
         inherited[i] |=
-            (i + 1..ordered.len()).any(|later| inherited[later] && ordered[i].change.touches(ordered[later].change));
+            (i + 1..ordered.len()).any(|later| inherited[later] && ordered[i].change.entangles(ordered[later].change));
     }
     let (before, after): (Vec<_>, Vec<_>) = ordered.into_iter().zip(inherited).partition(|(_, inherited)| *inherited);
     let events = |list: Vec<(Event, bool)>| list.into_iter().map(|(event, _)| event).collect();
@@ -285,6 +320,17 @@ mod tests {
         let before = registered(&[(A, LEN), (B, LEN)]);
         let read = [unmap(B, LEN), remap(A, B)];
         assert_eq!(ordered_without_asking(&before, &read), read);
+    }
+
+    #[test]
+    fn what_has_nothing_to_do_with_each_other_is_ordered_apart() {
+        let read =
+            events(&[unmap(A, LEN), unmap(B, LEN), remap(A, C), unmap(C, 0x1000), Change::Remove(Range::sized(B, 8))]);
+        let sets = entangled(&read);
+        assert_eq!(sets, [vec![read[0], read[2], read[3]], vec![read[1], read[4]]]);
+        // Two sets become one by what touches both.
+        let read = events(&[unmap(A, LEN), unmap(B, LEN), unmap(A, 0x1000), remap(A, B)]);
+        assert_eq!(entangled(&read), [read]);
     }
 
     #[test]

@@ -76,8 +76,8 @@ impl Pager {
     pub(crate) fn drain(&self, space: &Space, state: &mut State) -> bool {
         let (mut events, mut forks): (Vec<Event>, Vec<Uffd>) = Default::default();
         let (mut news, mut tries) = (false, 0);
+        let mut messages = std::mem::take(&mut state.unheard);
         loop {
-            let mut messages = Vec::new();
             let read_all = match space.uffd.read(&mut messages) {
                 Ok(read_all) => read_all,
                 Err(error) => {
@@ -87,7 +87,7 @@ impl Pager {
                 }
             };
             news |= !messages.is_empty();
-            for message in messages {
+            for message in messages.drain(..) {
                 match message {
                     Message::Fault { address, write, tid } => {
                         state.waiting.push(Fault { page: address, write, tid, since: Instant::now() });
@@ -115,14 +115,8 @@ impl Pager {
 
     /// What was read, in order; `None` if more is to come.
     fn order(&self, space: &Space, state: &State, events: &[Event], forks: usize) -> Option<Vec<Event>> {
-        // A program that never comes to rest is not waited for: more than this cannot be put in order.
-        const LONGEST_EPOCH: usize = 200;
-        let gathered = events.len() + forks;
-        if gathered == 0 {
+        if events.len() + forks == 0 {
             return Some(Vec::new());
-        }
-        if gathered > LONGEST_EPOCH {
-            return Some(events.to_vec());
         }
         match space.uffd.probe(PAGE) {
             Probe::Changing => None,
@@ -135,10 +129,11 @@ impl Pager {
     fn settle(&self, space: &Space, state: &mut State, ordered: Vec<Event>, forks: Vec<Uffd>) {
         let mut rest = ordered;
         for (number, child) in forks.into_iter().enumerate() {
-            let (before, after) =
-                epoch::split(&state.registered, rest, number, |address| is_registered(&child, address));
+            let mut said = Vec::new();
+            let inherited = |address| was_inherited(&child, address, &mut said);
+            let (before, after) = epoch::split(&state.registered, rest, number, inherited);
             before.into_iter().for_each(|event| state.apply(&self.engine, event.change));
-            self.fork(space, state, child);
+            self.fork(space, state, child, said);
             rest = after;
         }
         rest.into_iter().for_each(|event| state.apply(&self.engine, event.change));
@@ -146,9 +141,9 @@ impl Pager {
     }
 
     /// Takes a forked child, which has hardly run yet, under management.
-    fn fork(&self, space: &Space, state: &mut State, child: Uffd) {
+    fn fork(&self, space: &Space, state: &mut State, child: Uffd, said: Vec<Message>) {
         self.flush_staging(space, state, &child);
-        let inherited = state.inherit(&self.engine);
+        let inherited = State { unheard: said, ..state.inherit(&self.engine) };
         if let Err(error) = self.register(child, inherited) {
             self.host.kill(space.id, &format!("no room for one more process: {error}"));
         }
@@ -371,6 +366,26 @@ impl From<Outcome> for Answer {
 pub(crate) struct Load {
     pub fault: Fault,
     pub pages: Vec<(u64, Slot)>,
+}
+
+/// Whether a forked child has inherited `address` registered. What the child says meanwhile is added to `said`: were it
+/// not read, the child could not go on, and what it changes itself says nothing of what it has inherited.
+fn was_inherited(child: &Uffd, address: u64, said: &mut Vec<Message>) -> Option<bool> {
+    let mut tries = 0;
+    loop {
+        match child.probe(address) {
+            Probe::Changing => {
+                // An error is told again to whoever reads next.
+                let _ = child.read(said);
+                wait_for_program(child, &mut tries);
+            }
+            Probe::Gone => return None,
+            probe => {
+                let changed = |message: &Message| matches!(message, Message::Change(change) if change.touches(Range::page(address)));
+                return (!said.iter().any(changed)).then_some(probe == Probe::Registered);
+            }
+        }
+    }
 }
 
 /// Whether `address` lies in a mapping registered with `uffd`, if that can be told.

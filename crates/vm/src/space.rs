@@ -23,7 +23,7 @@ use crate::epoch::Change;
 use crate::range::{Range, RangeSet};
 use crate::sys::link::Link;
 use crate::sys::process::Pagemap;
-use crate::sys::uffd::{FillError, Uffd};
+use crate::sys::uffd::{FillError, Message, Uffd};
 use crate::table::{PageState, PageTable, STATE_BITS};
 use crate::{PAGE, readahead::Readahead};
 
@@ -139,6 +139,8 @@ pub(crate) struct State {
     pub staging: Staging,
     pub request: Option<Request>,
     pub removals: Vec<Removal>,
+    /// Messages that were read before there was anybody to hear them.
+    pub unheard: Vec<Message>,
     /// How many epochs of events have been applied.
     pub epoch: u64,
     /// Faults read but not answered: they wait for memory, or for the layout to settle.
@@ -166,9 +168,10 @@ impl Space {
         self.lock().worker.clone()
     }
 
-    /// Whether threads of the program wait for memory.
+    /// Whether threads of the program wait for memory, or to be heard.
     pub fn has_waiting(&self) -> bool {
-        !self.lock().waiting.is_empty()
+        let state = self.lock();
+        !(state.waiting.is_empty() && state.unheard.is_empty())
     }
 
     /// Pages in the staging area.

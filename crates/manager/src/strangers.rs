@@ -1,0 +1,76 @@
+//! Finding processes of a job that run unmanaged without having said so: programs that the agent cannot enter, and
+//! programs that were started without it.
+
+use std::collections::HashSet;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use uzswap_vm::sys::process::share_memory;
+
+use crate::program;
+
+/// How often to look. What is seen twice is not just being started.
+const INTERVAL: Duration = Duration::from_secs(2);
+
+/// The search for unmanaged processes.
+#[derive(Debug)]
+pub struct Strangers {
+    seen: HashSet<i32>,
+    last_look: Instant,
+}
+
+impl Strangers {
+    /// Nothing seen yet.
+    pub fn new() -> Strangers {
+        Strangers { seen: HashSet::new(), last_look: Instant::now() }
+    }
+
+    /// Looks, if it is time, at the descendants of `front` but `manager`; gives one that is not managed, and why.
+    pub fn look(&mut self, front: i32, manager: i32, is_managed: impl Fn(i32) -> bool) -> Option<(i32, String)> {
+        if self.last_look.elapsed() < INTERVAL {
+            return None;
+        }
+        let strange: HashSet<i32> =
+            descendants(front, manager).filter(|&pid| !is_managed(pid) && program_of(pid).is_some()).collect();
+        let stayed = strange.iter().find(|pid| self.seen.contains(pid)).copied();
+        self.seen = strange;
+        self.last_look = Instant::now();
+        stayed.map(|pid| (pid, reason(pid)))
+    }
+}
+
+/// The processes that run a program of their own below `root`, without `spared` and what is below that.
+fn descendants(root: i32, spared: i32) -> impl Iterator<Item = i32> {
+    let mut open = vec![root];
+    std::iter::from_fn(move || {
+        let pid = open.pop()?;
+        // A worker, or the child of a vfork, has its parent's memory.
+        open.extend(
+            children(pid).into_iter().filter(|&child| child != spared && !share_memory(pid, child).unwrap_or(true)),
+        );
+        Some(pid)
+    })
+    .skip(1)
+}
+
+fn children(pid: i32) -> Vec<i32> {
+    let Ok(threads) = fs::read_dir(format!("/proc/{pid}/task")) else { return Vec::new() };
+    let lists = threads.flatten().filter_map(|thread| fs::read_to_string(thread.path().join("children")).ok());
+    lists
+        .flat_map(|list| list.split_ascii_whitespace().filter_map(|pid| pid.parse().ok()).collect::<Vec<_>>())
+        .collect()
+}
+
+/// The program that a process runs; `None` if it is dead.
+fn program_of(pid: i32) -> Option<PathBuf> {
+    fs::read_link(format!("/proc/{pid}/exe")).ok()
+}
+
+fn reason(pid: i32) -> String {
+    let name = program_of(pid).map_or_else(|| "its program".to_owned(), |path| path.display().to_string());
+    match program::obstacle(Path::new(&format!("/proc/{pid}/exe"))) {
+        Some(obstacle) => format!("{name} is {obstacle}"),
+        None => format!("{name} was started without the agent (LD_PRELOAD)"),
+    }
+}
