@@ -111,6 +111,27 @@ def stranger(context: Context, test):
                 unless(len(outcome.stderr.splitlines()) == 1, f"stderr: {outcome.stderr!r}"))
 
 
+CHILDLESS = """
+import os, signal, time
+heard = []
+signal.signal(signal.SIGCHLD, lambda number, frame: heard.append(number))
+time.sleep(0.5)
+try:
+    print("a child", os.waitpid(-1, os.WNOHANG | 0x40000000))
+except ChildProcessError:
+    print("no child,", len(heard), "signals")
+"""
+
+
+@test("childless", 30)
+def childless(context: Context, test):
+    """A program has no children that it did not make, and hears of no end of any, whatever it was executed by."""
+    for what, argv in (("executed", ["sh", "-c", 'exec python3 -c "$0"', CHILDLESS]),
+                       ("forked and executed", ["sh", "-c", 'python3 -c "$0"; true', CHILDLESS])):
+        outcome = context.run(argv, "--memory-max", "64M", "--quiet", timeout=test.seconds)
+        yield check(f"childless: {what}", unless(outcome.stdout == "no child, 0 signals\n", complaint(outcome)))
+
+
 # --- signals and the terminal --------------------------------------------------------------------
 
 class Terminal:

@@ -1,7 +1,7 @@
 //! The agent's region of the address space: where each of its areas lies, and mapping it.
 //!
 //! ```text
-//!   guard │ worker's control block and stack │ guard │ beacon │ guard │ staging │ guard │ trash │ guard
+//!   guard │ control block and stacks │ guard │ beacon │ guard │ staging │ guard │ trash │ guard
 //!           shared: never managed                      one page   private, each with a userfaultfd of its own
 //! ```
 //! The guards keep the kernel from merging an area with memory of the program. Only the beacon is inherited by a forked
@@ -16,6 +16,9 @@ use uzswap_proto::{PAGE_SIZE, STAGING_PAGES, TRASH_PAGES};
 use crate::sys::{self, call};
 
 const CONTROL_PAGES: usize = 16;
+
+/// The control block and the usher's stack.
+const USHER_STACK: usize = 2 * PAGE_SIZE;
 
 const CONTROL: usize = PAGE_SIZE;
 const BEACON: usize = CONTROL + (CONTROL_PAGES + 1) * PAGE_SIZE;
@@ -77,7 +80,12 @@ impl Region {
         self.start + CONTROL
     }
 
-    /// The end of the worker's stack.
+    /// The end of the usher's stack, which begins after the control block.
+    pub fn usher_stack_top(self) -> usize {
+        self.control() + USHER_STACK
+    }
+
+    /// The end of the worker's stack, which begins after the usher's.
     pub fn stack_top(self) -> usize {
         self.start + CONTROL + CONTROL_PAGES * PAGE_SIZE
     }

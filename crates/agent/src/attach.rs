@@ -57,17 +57,27 @@ fn attach(job: Job, forked: bool) {
         unsafe {
             let beacon = if inherited != 0 { inherited } else { region.beacon() };
             BEACON.store(beacon, Relaxed);
-            control.write(Control { job, forked, beacon, region, program: call!(sys::SYS_GETPID) as i32 });
+            let program = call!(sys::SYS_GETPID) as i32;
+            control.write(Control { job, forked, beacon, region, program, pidfd: -1, worker: 0 });
         }
         let mask = sys::block_signals();
-        // SAFETY: the stack is the rest of the shared mapping above the control block, used by nobody else; it lives
-        // as long as the address space; signals are blocked.
-        let pid = unsafe { sys::clone_worker(region.stack_top() as *mut u8, worker::main, control) };
+        // SAFETY: the usher's stack is a part of the shared mapping that nobody else uses; it lives as long as the
+        // address space; signals are blocked. The usher has ended when the call returns.
+        let made = unsafe {
+            let usher =
+                sys::clone_memory(sys::CLONE_VFORK, region.usher_stack_top() as *mut u8, worker::usher, control);
+            if usher > 0 {
+                sys::collect(usher);
+                (*control).worker
+            } else {
+                usher
+            }
+        };
         sys::restore_signals(mask);
-        if pid < 0 {
+        if made < 0 {
             region.unmap();
             BEACON.store(inherited, Relaxed);
-            return Err(pid);
+            return Err(made);
         }
         Ok(())
     });

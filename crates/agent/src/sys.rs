@@ -20,6 +20,7 @@ pub const SYS_CONNECT: usize = 42;
 pub const SYS_SENDMSG: usize = 46;
 pub const SYS_RECVMSG: usize = 47;
 pub const SYS_CLONE: usize = 56;
+pub const SYS_WAIT4: usize = 61;
 pub const SYS_CHDIR: usize = 80;
 pub const SYS_UNLINK: usize = 87;
 pub const SYS_GETPPID: usize = 110;
@@ -75,6 +76,11 @@ pub fn exit(status: i32) -> ! {
     }
 }
 
+/// Share the descriptor table, too.
+pub const CLONE_FILES: usize = 0x400;
+/// Wait until the new process has ended.
+pub const CLONE_VFORK: usize = 0x4000;
+
 /// Clones the caller into a process of its own that shares its memory, and has it call `entry(argument)` on the stack
 /// that ends at `stack_top`. Returns the new process's id or a negative errno.
 ///
@@ -83,8 +89,13 @@ pub fn exit(status: i32) -> ! {
 /// # Safety
 /// `stack_top` ends a writable stack large enough for `entry`, 16-byte aligned, that nobody else uses and that stays
 /// mapped while the new process lives. All signals are blocked by the caller (their handlers belong to the program).
-pub unsafe fn clone_worker<T>(stack_top: *mut u8, entry: extern "C" fn(*const T) -> !, argument: *const T) -> isize {
-    const CLONE_VM: isize = 0x100;
+pub unsafe fn clone_memory<T>(
+    flags: usize,
+    stack_top: *mut u8,
+    entry: extern "C" fn(*const T) -> !,
+    argument: *const T,
+) -> isize {
+    const CLONE_VM: usize = 0x100;
     let result: isize;
     // SAFETY: the parent side is an ordinary system call. The child side has all registers but rax and rsp as they
     // were, starts on its own stack, and never returns into this frame.
@@ -99,12 +110,19 @@ pub unsafe fn clone_worker<T>(stack_top: *mut u8, entry: extern "C" fn(*const T)
             "ud2",
             "2:",
             inlateout("rax") SYS_CLONE as isize => result,
-            in("rdi") CLONE_VM, in("rsi") stack_top, in("rdx") 0, in("r10") 0, in("r8") 0,
+            in("rdi") CLONE_VM | flags, in("rsi") stack_top, in("rdx") 0, in("r10") 0, in("r8") 0,
             in("r12") argument, in("r13") entry,
             lateout("rcx") _, lateout("r11") _,
         );
     }
     result
+}
+
+/// Collects a process that `clone_memory` made and that has ended.
+pub fn collect(pid: isize) {
+    const WCLONE: usize = 0x8000_0000;
+    // SAFETY: no status is asked for.
+    unsafe { call!(SYS_WAIT4, pid, 0, WCLONE, 0) };
 }
 
 /// Blocks every signal; returns the mask as it was.

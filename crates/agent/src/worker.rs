@@ -1,9 +1,11 @@
 //! The worker: a process that shares the program's memory and moves its pages when the manager says so.
 //!
-//! 1. It leaves everything of the program but the memory: descriptors, session, signals.
-//! 2. It opens the userfaultfds (one for the program's memory and the staging area, one for the trash area), attaches
+//! 1. The program clones an usher, the usher clones the worker and ends: so the worker is no child of the program, which
+//!    would otherwise hear of its end (a process that executes another program hears of all its children).
+//! 2. It leaves everything of the program but the memory: descriptors, session, signals.
+//! 3. It opens the userfaultfds (one for the program's memory and the staging area, one for the trash area), attaches
 //!    to the manager, and in a forked child reads the inherited beacon.
-//! 3. It obeys: EVICT moves pages into the staging area, DISCARD frees pages of the staging area.
+//! 4. It obeys: EVICT moves pages into the staging area, DISCARD frees pages of the staging area.
 //!
 //! An EVICT is issued on the userfaultfd that also watches the source. The kernel refuses (EAGAIN) to move on it from
 //! the moment an unmap, remap or fork of watched memory begins until the manager has read the event of it; and the
@@ -29,21 +31,44 @@ use uzswap_proto::{
 use crate::area::{REGION_LEN, Region};
 use crate::sys::{self, EAGAIN, EBUSY, EINTR, ESRCH, call};
 
-/// What the program's thread hands to the worker, at the low end of the worker's stack.
+/// What the program's thread, the usher and the worker tell each other, one after the other.
 pub struct Control {
     pub job: Job,
     pub forked: bool,
     pub beacon: usize,
     pub region: Region,
     pub program: i32,
+    /// A handle on the program, or a negative errno. Written by the usher for the worker.
+    pub pidfd: isize,
+    /// The worker's process id, 0 if none is wanted any more, or a negative errno. Written by the usher for the program.
+    pub worker: isize,
+}
+
+/// Where the usher starts. All signals are blocked and stay so.
+pub extern "C" fn usher(control: *const Control) -> ! {
+    let control = control.cast_mut();
+    // SAFETY: the program waits until we have ended, and the worker starts only below: the control block is ours. The
+    // worker's stack is used by nobody else and lives as long as the address space.
+    //
+    // The parent is asked after the pidfd was opened: if it is still the program, the pidfd is the program's and not that
+    // of a later process with its number.
+    unsafe {
+        call!(sys::SYS_CLOSE_RANGE, 0, u32::MAX, 0);
+        (*control).pidfd = call!(sys::SYS_PIDFD_OPEN, (*control).program, 0);
+        if call!(sys::SYS_GETPPID) as i32 == (*control).program {
+            let stack = (*control).region.stack_top() as *mut u8;
+            (*control).worker = sys::clone_memory(sys::CLONE_FILES, stack, main, control);
+        }
+    }
+    sys::exit(0)
 }
 
 /// Where the worker starts. All signals are blocked and stay so.
 pub extern "C" fn main(control: *const Control) -> ! {
-    // SAFETY: written by the cloning thread before it cloned us; nobody writes it again.
-    let control = unsafe { &*control };
+    // SAFETY: written before we were cloned; afterwards only `worker` is written, which we do not read.
+    let control = unsafe { control.read() };
     leave_the_program();
-    if let Some(worker) = Worker::attach(control) {
+    if let Some(worker) = Worker::attach(&control) {
         worker.obey();
     }
     sys::exit(0)
@@ -51,10 +76,8 @@ pub extern "C" fn main(control: *const Control) -> ! {
 
 fn leave_the_program() {
     const PR_SET_NAME: usize = 15;
-    // SAFETY: none of these has an effect on the program: the worker has its own descriptor table, working directory,
-    // session and name.
+    // SAFETY: none of these has an effect on the program: the worker has its own working directory, session and name.
     unsafe {
-        call!(sys::SYS_CLOSE_RANGE, 0, u32::MAX, 0);
         call!(sys::SYS_SETSID);
         call!(sys::SYS_CHDIR, c"/".as_ptr());
         call!(sys::SYS_PRCTL, PR_SET_NAME, c"uzswap-agent".as_ptr());
@@ -65,6 +88,7 @@ struct Worker {
     socket: i32,
     /// The greeting: from word 1 on the path of this library, as a C string.
     greeting: [u64; GREETING_WORDS],
+    /// A pidfd.
     program: i32,
     uffd: i32,
     trash_uffd: i32,
@@ -81,21 +105,14 @@ impl Worker {
             return None;
         }
         let failed = |step: u64, errno: isize| {
-            send(socket, &[kind::FAILED, control.job.token, step, -errno as u64], &[]);
+            send(socket, &[kind::FAILED, control.job.token, step, -errno as u64, control.program as u64], &[]);
             None
         };
-        // SAFETY: no pointers. The parent is asked after the pidfd was opened: if it is still the program, the pidfd
-        // is the program's and not that of a later process with its number.
-        let program = unsafe { call!(sys::SYS_PIDFD_OPEN, control.program, 0) };
-        if program == -ESRCH {
+        if control.pidfd == -ESRCH {
             return None;
         }
-        if program < 0 {
-            return failed(step::PIDFD, program);
-        }
-        // SAFETY: no pointers.
-        if unsafe { call!(sys::SYS_GETPPID) } as i32 != control.program {
-            return None;
+        if control.pidfd < 0 {
+            return failed(step::PIDFD, control.pidfd);
         }
         let (uffd, trash_uffd) = match (open_userfaultfd(device), open_userfaultfd(device)) {
             (Ok(uffd), Ok(trash_uffd)) => (uffd, trash_uffd),
@@ -103,7 +120,8 @@ impl Worker {
         };
         let mut greeting = [0; GREETING_WORDS];
         greeting.copy_from_slice(&words[..GREETING_WORDS]);
-        let mut worker = Worker { socket, greeting, program: program as i32, uffd, trash_uffd, region: control.region };
+        let mut worker =
+            Worker { socket, greeting, program: control.pidfd as i32, uffd, trash_uffd, region: control.region };
         worker.introduce(control, &mut words);
         Some(worker)
     }
@@ -122,7 +140,7 @@ impl Worker {
             trash: self.region.trash() as u64,
         };
         let count = hello.encode(words);
-        self.say(&words[..count], &[self.uffd, self.trash_uffd]);
+        self.say(&words[..count], &[self.uffd, self.trash_uffd, self.program]);
         if !control.forked {
             return;
         }
@@ -344,17 +362,17 @@ struct Descriptors {
     len: usize,
     level: i32,
     kind: i32,
-    descriptors: [i32; 2],
+    descriptors: [i32; 3],
 }
 
 const SOL_SOCKET: i32 = 1;
 const SCM_RIGHTS: i32 = 1;
 const DESCRIPTORS_HEADER: usize = 16;
 
-/// Sends a message with up to two descriptors; false if the manager is gone.
+/// Sends a message with up to three descriptors; false if the manager is gone.
 pub fn send(socket: i32, words: &[u64], descriptors: &[i32]) -> bool {
     const MSG_NOSIGNAL: usize = 0x4000;
-    let mut rights = Descriptors { len: 0, level: SOL_SOCKET, kind: SCM_RIGHTS, descriptors: [-1; 2] };
+    let mut rights = Descriptors { len: 0, level: SOL_SOCKET, kind: SCM_RIGHTS, descriptors: [-1; 3] };
     rights.descriptors[..descriptors.len()].copy_from_slice(descriptors);
     rights.len = DESCRIPTORS_HEADER + size_of_val(descriptors);
     let buffer = Buffer { base: words.as_ptr() as usize, len: size_of_val(words) };
@@ -381,7 +399,7 @@ pub fn send(socket: i32, words: &[u64], descriptors: &[i32]) -> bool {
 /// manager is gone.
 pub fn receive(socket: i32, words: &mut [u64; MAX_WORDS], descriptor: Option<&mut i32>) -> isize {
     const MSG_CMSG_CLOEXEC: usize = 0x4000_0000;
-    let mut rights = Descriptors { len: 0, level: 0, kind: 0, descriptors: [-1; 2] };
+    let mut rights = Descriptors { len: 0, level: 0, kind: 0, descriptors: [-1; 3] };
     let buffer = Buffer { base: words.as_mut_ptr() as usize, len: size_of_val(words) };
     let mut header = Header {
         name: 0,

@@ -28,13 +28,14 @@ use uzswap_vm::sys::process::PidFd;
 use uzswap_vm::sys::{job, memory};
 
 use crate::charge::{Charge, margin};
+use crate::executioner::{self, Manner};
 use crate::front::Bell;
 use crate::reclaim::Reclaimer;
 use crate::sessions::{Call, Caller, Session, Sessions, range_of};
 use crate::stats::Stats;
 use crate::strangers::Strangers;
 use crate::swap_file::DiskSwapFile;
-use crate::{JobConfig, SwapConfig, executioner, front};
+use crate::{JobConfig, SwapConfig, front};
 
 /// Threads that serve faults.
 const FAULT_THREADS: usize = 4;
@@ -56,6 +57,7 @@ pub struct Setup {
 /// Becomes the manager of a job; never returns.
 pub fn become_manager(setup: Setup) -> ! {
     job::become_background("uzswap-manager");
+    job::raise_priority();
     let status = run(setup);
     job::exit_now(status)
 }
@@ -301,7 +303,7 @@ impl Daemon {
     fn unmanaged(&mut self, pid: i32, why: &str) {
         if self.config.require {
             eprintln!("uzswap: error: process {pid} cannot be managed ({why}), which --require forbids");
-            executioner::kill_job(self.job, None, &[pid], &[std::process::id() as i32]);
+            executioner::kill_job(Manner::AtOnce, self.job, None, &[pid], &[std::process::id() as i32]);
         } else if !std::mem::replace(&mut self.warned, true) {
             eprintln!("uzswap: warning: process {pid} runs unmanaged: {why}; `uzswap doctor` may tell how to mend it");
         }
@@ -309,9 +311,10 @@ impl Daemon {
 
     /// The front is dead, and with it whoever would guard the job: it ends here.
     fn avenge_front(&self) -> i32 {
-        let known: Vec<i32> = self.sessions.all().iter().map(|session| session.pid).collect();
-        executioner::kill_job(self.job, None, &known, &[std::process::id() as i32]);
+        // First, because nobody does it if we are killed, too.
         front::remove_agent(&self.agent);
+        let known: Vec<i32> = self.sessions.all().iter().map(|session| session.pid).collect();
+        executioner::kill_job(Manner::StopFirst, self.job, None, &known, &[std::process::id() as i32]);
         eprintln!("uzswap: error: `uzswap run` was killed; killed its job");
         1
     }

@@ -10,20 +10,38 @@ use std::time::{Duration, Instant};
 
 use uzswap_proto::{ENV_JOB, Job};
 use uzswap_vm::sys::job;
+use uzswap_vm::sys::process::share_memory;
 
 /// How long the dead may take to go.
 const PATIENCE: Duration = Duration::from_secs(10);
 
+/// How to kill.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Manner {
+    /// Stop all first, so that none sees another die and does something about it.
+    StopFirst,
+    /// One after the other: where the front lives and would take a stop for one of the program's own.
+    AtOnce,
+}
+
 /// Kills every process of the job but those in `spared`, and waits until they are gone. Gives how many there were.
 ///
-/// `front`, if it still lives, is the ancestor of all of them; `known` are processes known to belong.
-pub fn kill_job(job: Job, front: Option<i32>, known: &[i32], spared: &[i32]) -> usize {
+/// `front`, if it is the caller, is the ancestor of all of them; `known` are processes known to belong.
+pub fn kill_job(manner: Manner, job: Job, front: Option<i32>, known: &[i32], spared: &[i32]) -> usize {
     let mut killed: HashSet<i32> = HashSet::new();
     let started = Instant::now();
     loop {
-        let alive: Vec<i32> = members(job, front, known).into_iter().filter(|pid| !spared.contains(pid)).collect();
-        // First stop all, so that none sees another die and does something about it.
-        for signal in [libc::SIGSTOP, libc::SIGKILL] {
+        let members = members(job, front, known);
+        // A worker is the last to guard its program, should we die in the middle of this. It ends by itself.
+        let guards = |pid: i32, other: i32| !is_called_worker(other) && share_memory(pid, other).unwrap_or(false);
+        let is_worker = |pid: i32| is_called_worker(pid) && members.iter().any(|&other| guards(pid, other));
+        let alive: Vec<i32> =
+            members.iter().copied().filter(|&pid| !spared.contains(&pid) && !is_worker(pid)).collect();
+        let signals: &[i32] = match manner {
+            Manner::StopFirst => &[libc::SIGSTOP, libc::SIGKILL],
+            Manner::AtOnce => &[libc::SIGKILL],
+        };
+        for &signal in signals {
             killed.extend(alive.iter().filter(|&&pid| job::kill(pid, signal).is_ok()));
         }
         while front.is_some() && job::collect_child().is_some() {}
@@ -62,6 +80,11 @@ fn members(job: Job, front: Option<i32>, known: &[i32]) -> HashSet<i32> {
         environment.split(|&byte| byte == 0).any(|entry| entry == secret)
     }));
     members
+}
+
+/// Whether a process has a worker's name; what it is called is its own choice.
+pub fn is_called_worker(pid: i32) -> bool {
+    fs::read(format!("/proc/{pid}/comm")).is_ok_and(|name| name == b"uzswap-agent\n")
 }
 
 struct Process {

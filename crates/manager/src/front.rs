@@ -21,7 +21,8 @@ use uzswap_proto::{ENV_JOB, Job};
 use uzswap_vm::sys::file::event;
 use uzswap_vm::sys::job::{self, Child, Signal, Signals};
 
-use crate::{RunError, executioner};
+use crate::RunError;
+use crate::executioner::{self, Manner};
 
 /// The exit status when uzswap itself failed and took the job with it.
 pub const STATUS_LOST: i32 = 125;
@@ -102,7 +103,8 @@ pub fn run(program: &Program, manager: i32, bell: &Bell, signals: &Signals) -> R
         }
         front.collect();
         if let Some(status) = front.manager_status {
-            let killed = executioner::kill_job(program.job, Some(std::process::id() as i32), &[], &[]);
+            let killed =
+                executioner::kill_job(Manner::StopFirst, program.job, Some(std::process::id() as i32), &[], &[]);
             remove_agent(&program.agent);
             eprintln!(
                 "uzswap: error: the manager died (status {status}); killed the job ({killed} processes), whose \

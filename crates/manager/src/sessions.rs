@@ -68,14 +68,14 @@ pub enum Caller {
     /// Has been greeted.
     Greeted(Link),
     /// A forked process that is about to show its inherited memory by the beacon.
-    Signalling(Box<Worker>, Uffd),
+    Signalling(Box<Worker>, Uffd, PidFd),
 }
 
 impl AsRawFd for Caller {
     fn as_raw_fd(&self) -> i32 {
         match self {
             Caller::Greeted(link) => link.as_raw_fd(),
-            Caller::Signalling(worker, _) => worker.link.as_raw_fd(),
+            Caller::Signalling(worker, ..) => worker.link.as_raw_fd(),
         }
     }
 }
@@ -148,9 +148,9 @@ impl Sessions {
                 Ok(None) => Call::Later(Caller::Greeted(link)),
                 Err(_) => Call::Over,
             },
-            Caller::Signalling(worker, uffd) => match worker.link.receive(Duration::ZERO) {
-                Ok(Some(received)) if received.words == [kind::BEACON_DONE] => self.join(*worker, uffd),
-                Ok(None) => Call::Later(Caller::Signalling(worker, uffd)),
+            Caller::Signalling(worker, uffd, program) => match worker.link.receive(Duration::ZERO) {
+                Ok(Some(received)) if received.words == [kind::BEACON_DONE] => self.join(*worker, uffd, program),
+                Ok(None) => Call::Later(Caller::Signalling(worker, uffd, program)),
                 _ => Call::Over,
             },
         }
@@ -166,20 +166,21 @@ impl Sessions {
             return session.map_or(Call::Over, |session| Call::Asked(link, session, advise));
         }
         match received.words[..] {
-            [kind::FAILED, token, step, errno] if token == self.job.token => {
+            [kind::FAILED, token, step, errno, pid] if token == self.job.token => {
                 let what = match step {
                     step::USERFAULTFD => "userfaultfd",
                     _ => "pidfd_open",
                 };
                 let error = std::io::Error::from_raw_os_error(errno as i32);
-                Call::Unmanaged(parent_of(peer).unwrap_or(peer), format!("{what}: {error}"))
+                Call::Unmanaged(pid as i32, format!("{what}: {error}"))
             }
             _ => Call::Over,
         }
     }
 
     fn hello(&self, link: Link, worker_pid: i32, hello: Hello, descriptors: Vec<OwnedFd>) -> Call {
-        let Ok([uffd, trash]) = <[OwnedFd; 2]>::try_from(descriptors) else { return Call::Over };
+        let Ok([uffd, trash, program]) = <[OwnedFd; 3]>::try_from(descriptors) else { return Call::Over };
+        let program = PidFd::from(program);
         let pagemap = match Pagemap::open(worker_pid) {
             Ok(pagemap) => pagemap,
             Err(error) => {
@@ -190,16 +191,14 @@ impl Sessions {
         };
         let worker = Worker { link, pid: worker_pid, pagemap, hello, trash: trash.into() };
         if hello.forked {
-            return Call::Later(Caller::Signalling(Box::new(worker), uffd.into()));
+            return Call::Later(Caller::Signalling(Box::new(worker), uffd.into(), program));
         }
-        self.join(worker, uffd.into())
+        self.join(worker, uffd.into(), program)
     }
 
-    fn join(&self, worker: Worker, uffd: Uffd) -> Call {
+    fn join(&self, worker: Worker, uffd: Uffd, pidfd: PidFd) -> Call {
         let (worker_pid, forked) = (worker.pid, worker.hello.forked);
-        // The worker's parent is its program, unless that has ended already.
-        let Some(pid) = parent_of(worker_pid) else { return Call::Over };
-        let (Ok(pidfd), Ok(statm)) = (PidFd::open(pid), File::open(format!("/proc/{worker_pid}/statm"))) else {
+        let (Some(pid), Ok(statm)) = (pidfd.pid(), File::open(format!("/proc/{worker_pid}/statm"))) else {
             return Call::Over;
         };
         if !share_memory(pid, worker_pid).unwrap_or(true) {
@@ -245,9 +244,4 @@ pub fn range_of(advise: &Advise) -> Range {
     const PAGE: u64 = uzswap_proto::PAGE_SIZE as u64;
     let start = advise.address & !(PAGE - 1);
     Range::new(start, advise.address.saturating_add(advise.len).checked_next_multiple_of(PAGE).unwrap_or(!(PAGE - 1)))
-}
-
-fn parent_of(pid: i32) -> Option<i32> {
-    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    stat.rsplit_once(')')?.1.split_ascii_whitespace().nth(1)?.parse().ok().filter(|&parent| parent > 1)
 }

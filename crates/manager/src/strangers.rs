@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use uzswap_vm::sys::process::share_memory;
 
-use crate::program;
+use crate::{executioner, program};
 
 /// How often to look. What is seen twice is not just being started.
 const INTERVAL: Duration = Duration::from_secs(2);
@@ -45,7 +45,7 @@ fn descendants(root: i32, spared: i32) -> impl Iterator<Item = i32> {
     let mut open = vec![root];
     std::iter::from_fn(move || {
         let pid = open.pop()?;
-        // A worker, or the child of a vfork, has its parent's memory.
+        // The child of a vfork has its parent's memory.
         open.extend(
             children(pid).into_iter().filter(|&child| child != spared && !share_memory(pid, child).unwrap_or(true)),
         );
@@ -62,8 +62,11 @@ fn children(pid: i32) -> Vec<i32> {
         .collect()
 }
 
-/// The program that a process runs; `None` if it is dead.
+/// The program that a process runs; `None` if it is dead, or a worker.
 fn program_of(pid: i32) -> Option<PathBuf> {
+    if executioner::is_called_worker(pid) {
+        return None;
+    }
     fs::read_link(format!("/proc/{pid}/exe")).ok()
 }
 

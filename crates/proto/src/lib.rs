@@ -8,7 +8,7 @@
 //!   worker                                manager
 //!     │ ───────────── connect ──────────────▶ │
 //!     │ ◀── GREETING  (+ /dev/userfaultfd) ── │   the device, so that programs which changed user can still attach
-//!     │ ─── HELLO     (+ 2 descriptors) ────▶ │   userfaultfd, trash userfaultfd; or FAILED
+//!     │ ─── HELLO     (+ 3 descriptors) ────▶ │   userfaultfd, trash userfaultfd, pidfd; or FAILED
 //!     │ (forked child: reads the beacon)      │   a fault there tells which inherited userfaultfd is whose
 //!     │ ─── BEACON_DONE ────────────────────▶ │
 //!     │ ◀── MAIN      (+ userfaultfd) ─────── │   a forked child gets the userfaultfd it inherited
@@ -33,7 +33,7 @@ pub const ENV_JOB: &str = "UZSWAP_JOB";
 pub const SOCKET_PREFIX: &str = "uzswap-";
 
 /// Changes whenever a message does.
-pub const VERSION: u64 = 1;
+pub const VERSION: u64 = 2;
 
 /// Words in the longest message.
 pub const MAX_WORDS: usize = 4 + MAX_BATCH_PAGES;

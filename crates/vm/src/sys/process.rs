@@ -47,7 +47,19 @@ impl AsRawFd for PidFd {
     }
 }
 
+impl From<OwnedFd> for PidFd {
+    fn from(fd: OwnedFd) -> PidFd {
+        PidFd(fd)
+    }
+}
+
 impl PidFd {
+    /// The process's id; `None` if it is dead, or not to be seen from here.
+    pub fn pid(&self) -> Option<i32> {
+        let text = std::fs::read_to_string(format!("/proc/self/fdinfo/{}", self.as_raw_fd())).ok()?;
+        text.lines().find_map(|line| line.strip_prefix("Pid:"))?.trim().parse().ok().filter(|&pid| pid > 0)
+    }
+
     /// Opens a handle on `pid`.
     pub fn open(pid: i32) -> io::Result<PidFd> {
         // SAFETY: no pointers; the descriptor is fresh.
