@@ -8,7 +8,7 @@
 //! Reads the environment and two weak symbols as libc defines them; clones as [`sys::clone_worker`] demands.
 
 use core::arch::global_asm;
-use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
+use core::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
 
 use uzswap_proto::{ENV_JOB, Job};
 
@@ -22,6 +22,10 @@ static JOB_TOKEN: AtomicU64 = AtomicU64::new(0);
 /// The beacon of this process and its descendants by fork, in all of which it lies at the same place; 0 before there is
 /// one.
 static BEACON: AtomicUsize = AtomicUsize::new(0);
+/// The control block of this process's worker; 0 if it has none.
+static CONTROL: AtomicUsize = AtomicUsize::new(0);
+/// Whether pages had been evicted from this process when it last forked.
+static EVICTED: AtomicBool = AtomicBool::new(false);
 
 /// The job this program belongs to, if any.
 pub fn job() -> Option<Job> {
@@ -42,6 +46,12 @@ static CONSTRUCTOR: extern "C" fn() = {
     constructor
 };
 
+extern "C" fn before_fork() {
+    let control = CONTROL.load(Relaxed) as *const Control;
+    // SAFETY: the control block stays mapped and, but for its atomics, unchanged as long as the process lives.
+    EVICTED.store(!control.is_null() && unsafe { (*control).evicts.load(Relaxed) }, Relaxed);
+}
+
 extern "C" fn in_forked_child() {
     if let Some(job) = job() {
         attach(job, true);
@@ -51,6 +61,8 @@ extern "C" fn in_forked_child() {
 /// Makes a worker for this process. If that fails the program runs unmanaged, with a warning.
 fn attach(job: Job, forked: bool) {
     let inherited = BEACON.load(Relaxed);
+    let inherits = forked && EVICTED.load(Relaxed);
+    CONTROL.store(0, Relaxed);
     let made = Region::map().and_then(|region| {
         let control = region.control() as *mut Control;
         // SAFETY: the control block is fresh, zeroed, page-aligned memory of ours, larger than a Control.
@@ -58,7 +70,7 @@ fn attach(job: Job, forked: bool) {
             let beacon = if inherited != 0 { inherited } else { region.beacon() };
             BEACON.store(beacon, Relaxed);
             let program = call!(sys::SYS_GETPID) as i32;
-            control.write(Control { job, forked, beacon, region, program, pidfd: -1, worker: 0 });
+            control.write(Control::new(job, forked, inherits, beacon, region, program));
         }
         let mask = sys::block_signals();
         // SAFETY: the usher's stack is a part of the shared mapping that nobody else uses; it lives as long as the
@@ -68,7 +80,7 @@ fn attach(job: Job, forked: bool) {
                 sys::clone_memory(sys::CLONE_VFORK, region.usher_stack_top() as *mut u8, worker::usher, control);
             if usher > 0 {
                 sys::collect(usher);
-                (*control).worker
+                (*control).worker.load(Relaxed)
             } else {
                 usher
             }
@@ -79,6 +91,7 @@ fn attach(job: Job, forked: bool) {
             BEACON.store(inherited, Relaxed);
             return Err(made);
         }
+        CONTROL.store(control as usize, Relaxed);
         Ok(())
     });
     if made.is_err() {
@@ -153,10 +166,10 @@ fn register_fork_handler() {
         // SAFETY: glibc's own signature; no object handle: the handler is never unregistered.
         let register: extern "C" fn(Handler, Handler, Handler, *const u8) -> i32 =
             unsafe { core::mem::transmute(glibc) };
-        register(None, None, Some(in_forked_child), core::ptr::null());
+        register(Some(before_fork), None, Some(in_forked_child), core::ptr::null());
     } else if posix != 0 {
         // SAFETY: the signature of POSIX.
         let register: extern "C" fn(Handler, Handler, Handler) -> i32 = unsafe { core::mem::transmute(posix) };
-        register(None, None, Some(in_forked_child));
+        register(Some(before_fork), None, Some(in_forked_child));
     }
 }

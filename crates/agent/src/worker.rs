@@ -23,6 +23,10 @@
 //! the staging and trash areas.
 
 use core::mem::size_of;
+use core::sync::atomic::{
+    AtomicBool, AtomicIsize, AtomicU32,
+    Ordering::{Acquire, Relaxed, Release},
+};
 
 use uzswap_proto::{
     GREETING_WORDS, Hello, Job, MAX_BATCH_PAGES, MAX_WORDS, PAGE_SIZE, Run, evict, evicted, kind, step,
@@ -33,31 +37,72 @@ use crate::sys::{self, EAGAIN, EBUSY, EINTR, ESRCH, call};
 
 /// What the program's thread, the usher and the worker tell each other, one after the other.
 pub struct Control {
-    pub job: Job,
-    pub forked: bool,
-    pub beacon: usize,
-    pub region: Region,
-    pub program: i32,
-    /// A handle on the program, or a negative errno. Written by the usher for the worker.
-    pub pidfd: isize,
-    /// The worker's process id, 0 if none is wanted any more, or a negative errno. Written by the usher for the program.
-    pub worker: isize,
+    job: Job,
+    forked: bool,
+    /// Whether the program has inherited evicted pages: then it may not run on before the worker guards it.
+    inherits: bool,
+    beacon: usize,
+    region: Region,
+    program: i32,
+    /// A handle on the program, or a negative errno. Told by the usher to the worker.
+    pidfd: AtomicIsize,
+    /// The worker's process id, 0 if none is wanted any more, or a negative errno. Told by the usher to the program.
+    pub worker: AtomicIsize,
+    /// Whether the worker guards the program, or cannot: 0 or 1, a futex. Told by the worker to the usher.
+    settled: AtomicU32,
+    /// Whether pages have been evicted. Told by the worker to the program.
+    pub evicts: AtomicBool,
+}
+
+impl Control {
+    /// For a program whose process id is `program`.
+    pub fn new(job: Job, forked: bool, inherits: bool, beacon: usize, region: Region, program: i32) -> Control {
+        let (pidfd, worker, settled) = (AtomicIsize::new(-1), AtomicIsize::new(0), AtomicU32::new(0));
+        let evicts = AtomicBool::new(inherits);
+        Control { job, forked, inherits, beacon, region, program, pidfd, worker, settled, evicts }
+    }
+
+    /// Lets the program run.
+    fn settle(&self) {
+        const FUTEX_WAKE_PRIVATE: usize = 1 | 128;
+        self.settled.store(1, Release);
+        // SAFETY: wakes whoever waits for this word.
+        unsafe { call!(sys::SYS_FUTEX, &raw const self.settled, FUTEX_WAKE_PRIVATE, 1) };
+    }
+
+    /// Waits until the worker has settled, but not for ever.
+    fn wait_until_settled(&self) {
+        const FUTEX_WAIT_PRIVATE: usize = 128;
+        const TRIES: usize = 20;
+        let moment = [0u64, 100_000_000];
+        for _ in 0..TRIES {
+            if self.settled.load(Acquire) != 0 {
+                return;
+            }
+            // SAFETY: waits for 100 ms at most, while the word is 0.
+            unsafe { call!(sys::SYS_FUTEX, &raw const self.settled, FUTEX_WAIT_PRIVATE, 0, &raw const moment) };
+        }
+    }
 }
 
 /// Where the usher starts. All signals are blocked and stay so.
 pub extern "C" fn usher(control: *const Control) -> ! {
-    let control = control.cast_mut();
-    // SAFETY: the program waits until we have ended, and the worker starts only below: the control block is ours. The
-    // worker's stack is used by nobody else and lives as long as the address space.
+    // SAFETY: only the control block's atomics change while others see it. The worker's stack is used by nobody else and
+    // lives as long as the address space.
     //
     // The parent is asked after the pidfd was opened: if it is still the program, the pidfd is the program's and not that
     // of a later process with its number.
     unsafe {
         call!(sys::SYS_CLOSE_RANGE, 0, u32::MAX, 0);
-        (*control).pidfd = call!(sys::SYS_PIDFD_OPEN, (*control).program, 0);
-        if call!(sys::SYS_GETPPID) as i32 == (*control).program {
-            let stack = (*control).region.stack_top() as *mut u8;
-            (*control).worker = sys::clone_memory(sys::CLONE_FILES, stack, main, control);
+        let shared = &*control;
+        shared.pidfd.store(call!(sys::SYS_PIDFD_OPEN, shared.program, 0), Relaxed);
+        if call!(sys::SYS_GETPPID) as i32 == shared.program {
+            let stack = shared.region.stack_top() as *mut u8;
+            let worker = sys::clone_memory(sys::CLONE_FILES, stack, main, control);
+            shared.worker.store(worker, Relaxed);
+            if shared.inherits && worker > 0 {
+                shared.wait_until_settled();
+            }
         }
     }
     sys::exit(0)
@@ -65,11 +110,12 @@ pub extern "C" fn usher(control: *const Control) -> ! {
 
 /// Where the worker starts. All signals are blocked and stay so.
 pub extern "C" fn main(control: *const Control) -> ! {
-    // SAFETY: written before we were cloned; afterwards only `worker` is written, which we do not read.
-    let control = unsafe { control.read() };
+    // SAFETY: written before we were cloned; from then on only its atomics change.
+    let control = unsafe { &*control };
     leave_the_program();
-    if let Some(worker) = Worker::attach(&control) {
-        worker.obey();
+    match Worker::attach(control) {
+        Some(worker) => worker.obey(control),
+        None => control.settle(),
     }
     sys::exit(0)
 }
@@ -98,21 +144,26 @@ struct Worker {
 impl Worker {
     /// Attaches to the manager; `None` if the program is to run unmanaged.
     fn attach(control: &Control) -> Option<Worker> {
-        let socket = connect(control.job).ok()?;
+        let pidfd = control.pidfd.load(Relaxed);
         let mut words = [0; MAX_WORDS];
         let mut device = -1;
-        if receive(socket, &mut words, Some(&mut device)) <= 0 || words[0] != kind::GREETING {
+        let socket = connect(control.job).ok().filter(|&socket| receive(socket, &mut words, Some(&mut device)) > 0);
+        let Some(socket) = socket.filter(|_| words[0] == kind::GREETING) else {
+            if control.inherits {
+                // The manager is gone, and with it what the program has inherited.
+                kill(pidfd);
+            }
             return None;
-        }
+        };
         let failed = |step: u64, errno: isize| {
             send(socket, &[kind::FAILED, control.job.token, step, -errno as u64, control.program as u64], &[]);
             None
         };
-        if control.pidfd == -ESRCH {
+        if pidfd == -ESRCH {
             return None;
         }
-        if control.pidfd < 0 {
-            return failed(step::PIDFD, control.pidfd);
+        if pidfd < 0 {
+            return failed(step::PIDFD, pidfd);
         }
         let (uffd, trash_uffd) = match (open_userfaultfd(device), open_userfaultfd(device)) {
             (Ok(uffd), Ok(trash_uffd)) => (uffd, trash_uffd),
@@ -120,8 +171,7 @@ impl Worker {
         };
         let mut greeting = [0; GREETING_WORDS];
         greeting.copy_from_slice(&words[..GREETING_WORDS]);
-        let mut worker =
-            Worker { socket, greeting, program: control.pidfd as i32, uffd, trash_uffd, region: control.region };
+        let mut worker = Worker { socket, greeting, program: pidfd as i32, uffd, trash_uffd, region: control.region };
         worker.introduce(control, &mut words);
         Some(worker)
     }
@@ -151,7 +201,7 @@ impl Worker {
     }
 
     /// Obeys the manager until it says EXIT, or is gone.
-    fn obey(mut self) {
+    fn obey(mut self, control: &Control) {
         let mut words = [0; MAX_WORDS];
         loop {
             let mut descriptor = -1;
@@ -160,14 +210,20 @@ impl Worker {
                 self.kill_program();
             }
             match words[0] {
-                kind::EVICT => self.evict(&words[..count as usize]),
-                kind::DISCARD => self.discard(words[1], words[2]),
-                kind::MAIN if descriptor >= 0 => {
-                    // SAFETY: our own descriptor.
-                    unsafe { call!(sys::SYS_CLOSE, self.uffd) };
-                    self.uffd = descriptor;
+                kind::EVICT => {
+                    control.evicts.store(true, Relaxed);
+                    self.evict(&words[..count as usize]);
                 }
-                kind::EXIT => return,
+                kind::DISCARD => self.discard(words[1], words[2]),
+                kind::MAIN => {
+                    if descriptor >= 0 {
+                        // SAFETY: our own descriptor.
+                        unsafe { call!(sys::SYS_CLOSE, self.uffd) };
+                        self.uffd = descriptor;
+                    }
+                    control.settle();
+                }
+                kind::EXIT => return control.settle(),
                 _ => self.kill_program(),
             }
         }
@@ -176,12 +232,9 @@ impl Worker {
     /// The manager is gone: evicted pages are lost, and the program with them. Nobody may be left to clear away this
     /// library.
     fn kill_program(&self) -> ! {
-        const SIGKILL: usize = 9;
+        kill(self.program as isize);
         // SAFETY: the greeting, which came from the manager, ends with a zero byte.
-        unsafe {
-            call!(sys::SYS_PIDFD_SEND_SIGNAL, self.program, SIGKILL, 0, 0);
-            call!(sys::SYS_UNLINK, self.greeting[1..].as_ptr());
-        }
+        unsafe { call!(sys::SYS_UNLINK, self.greeting[1..].as_ptr()) };
         sys::exit(0)
     }
 
@@ -259,6 +312,13 @@ impl Worker {
         }
         self.say(&[kind::DISCARDED, done], &[]);
     }
+}
+
+/// Kills the process that `pidfd` stands for.
+fn kill(pidfd: isize) {
+    const SIGKILL: usize = 9;
+    // SAFETY: no signal information.
+    unsafe { call!(sys::SYS_PIDFD_SEND_SIGNAL, pidfd, SIGKILL, 0, 0) };
 }
 
 /// Makes the page at `address` this process's alone if a fork left it shared; false if it cannot be written.

@@ -103,9 +103,9 @@ pub fn run(program: &Program, manager: i32, bell: &Bell, signals: &Signals) -> R
         }
         front.collect();
         if let Some(status) = front.manager_status {
+            remove_agent(&program.agent);
             let killed =
                 executioner::kill_job(Manner::StopFirst, program.job, Some(std::process::id() as i32), &[], &[]);
-            remove_agent(&program.agent);
             eprintln!(
                 "uzswap: error: the manager died (status {status}); killed the job ({killed} processes), whose \
                  evicted pages died with it"

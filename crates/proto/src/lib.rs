@@ -11,7 +11,7 @@
 //!     │ ─── HELLO     (+ 3 descriptors) ────▶ │   userfaultfd, trash userfaultfd, pidfd; or FAILED
 //!     │ (forked child: reads the beacon)      │   a fault there tells which inherited userfaultfd is whose
 //!     │ ─── BEACON_DONE ────────────────────▶ │
-//!     │ ◀── MAIN      (+ userfaultfd) ─────── │   a forked child gets the userfaultfd it inherited
+//!     │ ◀── MAIN      (+ userfaultfd) ─────── │   a forked child gets the userfaultfd it inherited, if it did
 //!     │ ◀── EVICT / DISCARD ───────────────── │   any number of times, each answered
 //!     │ ─── EVICTED / DISCARDED ────────────▶ │
 //!     │ ◀── EXIT, or end of file ──────────── │   end of file without EXIT: the manager is gone, kill the program

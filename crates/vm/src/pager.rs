@@ -123,6 +123,10 @@ impl Pager {
 
     /// Takes a process under management: its worker, and its userfaultfd fresh from the kernel.
     pub fn adopt(&self, worker: Worker, uffd: Uffd) -> io::Result<Arc<Space>> {
+        if worker.hello.forked {
+            // Nothing was inherited.
+            worker.link.send(&[kind::MAIN], None)?;
+        }
         uffd.handshake(MAIN_FEATURES)?;
         let space = self.register(uffd, State::default())?;
         self.employ(&space, worker)?;
