@@ -7,7 +7,7 @@ fn main() {
 }
 
 use divan::{Bencher, black_box};
-use uzswap_engine::{Compressor, Config, HeapSource, PAGE_SIZE, Page, Slot, SwapFile, Zswap};
+use uzswap_engine::{Compressor, Config, HeapSource, Home, PAGE_SIZE, Page, Slot, SwapFile, Zswap};
 
 const PAGES: usize = 1024;
 const NAMES: [&str; 4] = ["lz4", "lzo-rle", "zstd", "deflate"];
@@ -33,12 +33,12 @@ fn flatten(words: [[u8; 8]; PAGE_SIZE / 8]) -> Page {
 
 fn zswap(compressor: &str, swap: Option<Box<dyn SwapFile>>) -> Zswap {
     let compressor: Compressor = compressor.parse().expect("a known compressor");
-    let config = Config { max_pool_bytes: 1 << 40, accept_threshold_percent: 90, compressor, swap_limit_bytes: None };
+    let config = Config { compressor, ..Config::default() };
     Zswap::new(config, swap, Box::new(HeapSource))
 }
 
 fn store_all(zswap: &Zswap, pages: &[Page]) -> Vec<Slot> {
-    pages.iter().map(|page| zswap.swap_out(page).expect("room")).collect()
+    pages.iter().map(|page| zswap.swap_out(page, Home::ROOT).expect("room")).collect()
 }
 
 fn load_all(zswap: &Zswap, slots: Vec<Slot>) {

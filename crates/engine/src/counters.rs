@@ -16,13 +16,13 @@ pub struct Counters {
     pub reject_kmemcache_fail: u64,
     /// Stores whose codec failed.
     pub reject_compress_fail: u64,
-    /// Stores refused because the page does not compress. Always 0 so far: such pages are kept as they are.
+    /// Stores refused because the page does not compress; kept as it is instead where its group may write back.
     pub reject_compress_poor: u64,
     /// Loads and writebacks whose data was damaged.
     pub decompress_fail: u64,
     /// Pages written back from the pool.
     pub written_back_pages: u64,
-    /// Gauge: bytes of the pool, in whole pages.
+    /// Gauge: bytes of all pools, in whole pages.
     pub pool_total_size: u64,
     /// Gauge: pages stored, same-filled ones included.
     pub stored_pages: u64,
@@ -58,11 +58,7 @@ pub(crate) struct Event(AtomicU64);
 
 impl Event {
     pub fn count(&self) {
-        self.add(1);
-    }
-
-    pub fn add(&self, events: u64) {
-        self.0.fetch_add(events, Ordering::Relaxed);
+        self.0.fetch_add(1, Ordering::Relaxed);
     }
 
     pub fn get(&self) -> u64 {
@@ -70,7 +66,7 @@ impl Event {
     }
 }
 
-/// The events of [`Counters`].
+/// The events of [`Counters`] that no group is charged for; the others are the root group's.
 #[derive(Default)]
 pub(crate) struct Events {
     pub pool_limit_hit: Event,
@@ -78,12 +74,6 @@ pub(crate) struct Events {
     pub reject_alloc_fail: Event,
     pub reject_kmemcache_fail: Event,
     pub reject_compress_fail: Event,
+    pub reject_compress_poor: Event,
     pub decompress_fail: Event,
-    pub zswpin: Event,
-    pub zswpout: Event,
-    pub zswpwb: Event,
-    pub pswpin: Event,
-    pub pswpout: Event,
-    pub swpin_zero: Event,
-    pub swpout_zero: Event,
 }

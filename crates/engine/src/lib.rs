@@ -2,39 +2,55 @@
 //! and all come out again as they were.
 //!
 //! Where to find what:
-//! - [`zswap`]: store, load, invalidate: start here
-//! - [`writeback`]: from the pool to the swap file, many pages at once
+//! - [`zswap`]: store, load, invalidate: start here; [`folio`]: the same for many pages at once
+//! - [`state`]: what all of them change, under one lock
+//! - [`writeback`]: from the pools to the swap file, when a limit is hit; [`shrinker`]: when memory is short
+//! - [`groups`]: who is charged, and what is written back when; [`policy`]: how that was done in the past
 //! - [`slots`]: the name of a page, and the states it goes through; [`lru`]: which is the coldest
-//! - [`zsmalloc`]: the pool's memory; [`compress`], [`lzo`]: the codecs
+//! - [`pools`]: a codec and an allocator each; [`zpool`], [`zsmalloc`], [`zbud`]: the allocators; [`compress`], [`lzo`]: the
+//!   codecs
 //! - [`swapfile`]: space on disk; [`seal`]: what is written there can be neither read nor forged
-//! - [`counters`]: the kernel's counters; [`table`]: tables and lists that everything else is made of
+//! - [`control`]: parameters and groups from outside; [`counters`]: the kernel's counters; [`table`]: tables and lists that
+//!   everything else is made of
 //!
 //! Invariants:
 //! - No unsafe code, no threads and, but for one random key, no system calls: memory and swap file are traits.
 //! - A page swapped out has one reference for each owner; as long as there is one, [`Zswap::load`] returns the page or an
 //!   error, never other bytes.
 //! - No lock is held while a page is compressed, decompressed, sealed, read or written.
-//! - Cost of an operation does not depend on the number of pages.
+//! - Cost of an operation does not depend on the number of pages; it grows with the depth of the group in its tree.
 // The links lead a reader of the source; the public documentation shows them as plain names.
 #![allow(rustdoc::private_intra_doc_links)]
 
 mod compress;
+mod control;
 mod counters;
+mod folio;
+mod groups;
 mod lru;
 mod lzo;
+mod policy;
+mod pools;
 mod seal;
+mod shrinker;
 mod slots;
+mod state;
 mod swapfile;
 mod table;
 mod writeback;
+mod zbud;
+mod zpool;
 mod zsmalloc;
 mod zswap;
 
 pub use compress::{Compressor, UnknownCompressor};
 pub use counters::Counters;
+pub use folio::{FolioCounters, MAX_FOLIO_ORDER};
+pub use groups::{Group, GroupCounters, GroupError, Home};
+pub use policy::Policy;
 pub use slots::Slot;
 pub use swapfile::SwapFile;
-pub use zsmalloc::{HeapSource, MAX_ZSPAGE_PAGES, PageRun, PageSource};
+pub use zpool::{HeapSource, MAX_ZSPAGE_PAGES, PageRun, PageSource, UnknownZpool, Zpool};
 pub use zswap::{Config, LoadError, Origin, SwapOutError, Zswap};
 
 /// Bytes in a page.

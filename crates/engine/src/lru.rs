@@ -1,16 +1,38 @@
 //! The order in which entries are written back: least recently used first, with a second chance.
 //!
-//! 1. Stores add at the hot end. A load that leaves the entry (another owner still has it) sets its referenced bit.
-//! 2. The scan takes from the cold end; a referenced entry loses the bit and goes to the hot end once more.
-//! 3. A page that was loaded by its only owner is gone, so store order is age: fresh entries need no bit.
+//! 1. Stores add at the hot end. A load that leaves the entry (its fault is under way, or another owner has it) marks it
+//!    loaded.
+//! 2. A scan takes from the cold end; a loaded entry goes to the hot end once more, as a cold one.
+//! 3. For a scan under a limit, store order is age, and a fresh entry is as good as a cold one. A scan under pressure lets
+//!    each fresh entry pass once, and ends at a loaded one: from there on the list is warm.
 
-use crate::slots::{Location, Object, Slot, Slots};
+use crate::slots::{Heat, Location, Object, Slot, Slots};
 use crate::table::{Links, List};
 
 #[derive(Default)]
 pub(crate) struct Lru {
     /// Coldest at the head.
     list: List,
+    /// How many entries the shrinker is to leave alone: see `shrinker`.
+    pub protected: u32,
+}
+
+/// Why a list is scanned.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Cause {
+    Limit,
+    Pressure,
+}
+
+/// What a step of the scan has met.
+pub(crate) enum Met {
+    Nothing,
+    /// An entry that keeps its place in the pool for another round.
+    SecondChance,
+    /// An entry that was loaded since the last scan, and is still there.
+    InFlight,
+    /// An entry that is now off the list, and still Pooled: the caller changes that.
+    Victim(Slot, Object),
 }
 
 impl Lru {
@@ -19,15 +41,23 @@ impl Lru {
         self.list.len()
     }
 
-    /// Adds an entry at the hot end.
+    /// A page of this list was loaded: evidence that what is near its age is still in use.
+    pub fn protect(&mut self) {
+        self.protected = self.protected.saturating_add(1);
+    }
+
+    /// Adds an entry at the hot end. A list that grows needs less protection: all the same a quarter is left to it.
     pub fn add(&mut self, slots: &mut Slots, slot: Slot, object: Object) {
-        slots.get_mut(slot).location = pooled(object);
+        if self.protected > self.list.len() / 4 {
+            self.protected /= 2;
+        }
+        slots.get_mut(slot).location = pooled(object, Heat::Fresh);
         self.list.push_back(slots, slot.raw());
     }
 
     /// Puts an entry that was taken to be written back at the cold end.
     pub fn put_back(&mut self, slots: &mut Slots, slot: Slot, object: Object) {
-        slots.get_mut(slot).location = pooled(object);
+        slots.get_mut(slot).location = pooled(object, Heat::Cold);
         self.list.push_front(slots, slot.raw());
     }
 
@@ -36,20 +66,44 @@ impl Lru {
         self.list.unlink(slots, slot.raw());
     }
 
-    /// One step of the scan: `Some(None)` if the coldest entry got its second chance, `Some(Some(..))` if it was taken,
-    /// None if the list is empty. The taken entry is off the list and still Pooled: the caller changes that.
-    pub fn scan(&mut self, slots: &mut Slots) -> Option<Option<(Slot, Object)>> {
-        let index = self.list.head()?;
-        let slot = Slot::from_raw(index).expect("the list holds slots");
-        self.list.unlink(slots, index);
-        match &mut slots.get_mut(slot).location {
-            Location::Pooled { referenced, .. } if *referenced => {
-                *referenced = false;
-                self.list.push_back(slots, index);
-                Some(None)
-            }
-            Location::Pooled { object, .. } => Some(Some((slot, *object))),
-            location => panic!("slot {index} is on the LRU list and is {location:?}"),
+    /// Puts all entries of another list before the coldest of this one.
+    pub fn inherit(&mut self, slots: &mut Slots, other: Lru) {
+        self.list.prepend(slots, other.list);
+        self.protected = self.protected.saturating_add(other.protected);
+    }
+
+    /// The coldest entry.
+    pub fn coldest(&self) -> Option<Slot> {
+        self.list.head().and_then(Slot::from_raw)
+    }
+
+    /// One step of the scan.
+    pub fn scan(&mut self, slots: &mut Slots, cause: Cause) -> Met {
+        let Some(slot) = self.coldest() else { return Met::Nothing };
+        let Location::Pooled { object, heat, .. } = &mut slots.get_mut(slot).location else {
+            panic!("{slot:?} is on an LRU list and not in the pool");
+        };
+        let object = *object;
+        if cause == Cause::Pressure {
+            self.protected = self.protected.saturating_sub(1);
+        }
+        let met = match (std::mem::replace(heat, Heat::Cold), cause) {
+            (Heat::Cold, _) | (Heat::Fresh, Cause::Limit) => Met::Victim(slot, object),
+            (Heat::Fresh, Cause::Pressure) | (Heat::Loaded, Cause::Limit) => Met::SecondChance,
+            (Heat::Loaded, Cause::Pressure) => Met::InFlight,
+        };
+        self.list.unlink(slots, slot.raw());
+        if !matches!(met, Met::Victim(..)) {
+            self.list.push_back(slots, slot.raw());
+        }
+        met
+    }
+
+    /// Sends the coldest entry to the hot end, as it is.
+    pub fn rotate(&mut self, slots: &mut Slots) {
+        if let Some(index) = self.list.head() {
+            self.list.unlink(slots, index);
+            self.list.push_back(slots, index);
         }
     }
 
@@ -59,6 +113,6 @@ impl Lru {
     }
 }
 
-fn pooled(object: Object) -> Location {
-    Location::Pooled { object, links: Links::default(), referenced: false }
+fn pooled(object: Object, heat: Heat) -> Location {
+    Location::Pooled { object, links: Links::default(), heat }
 }

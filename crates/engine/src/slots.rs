@@ -7,14 +7,14 @@
 //!          ────────────────────────────────────────────────────────────────────────▶
 //! ```
 //! 1. A slot has one reference for each owner; the last `invalidate` makes it vacant, from any state.
-//! 2. Pooled entries, and only they, are on the LRU list.
+//! 2. Pooled entries, and only they, are on an LRU list: that of their group and node.
 //! 3. A Writing entry still has its object in the pool: loads take that, an invalidation frees it at once.
 //!    Its nonce, never used twice, tells the writer whether the entry it finds is still the one it took.
 
-use crate::compress::Compressor;
+use crate::pools::PoolId;
 use crate::seal::{Nonce, Tag};
 use crate::table::{Cell, Links, Nodes, Table};
-use crate::zsmalloc::Handle;
+use crate::zpool::Handle;
 
 /// The highest slot: 30 bits, which leaves the two upper bits of a word to its holder.
 const MAX_SLOT: u32 = (1 << 30) - 1;
@@ -49,21 +49,32 @@ pub(crate) enum Location {
     Pooled {
         object: Object,
         links: Links,
-        referenced: bool,
+        heat: Heat,
     },
     Writing {
         object: Object,
         nonce: Nonce,
-        referenced: bool,
+        loaded: bool,
     },
     Disk(Sealed),
 }
 
-/// A page in the pool. An object as long as a page is the page itself.
-#[derive(Debug, Clone, Copy)]
+/// What a scan of the LRU wants to know of an entry.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Heat {
+    /// A scan has passed it.
+    Cold,
+    /// No scan has met it yet.
+    Fresh,
+    /// It was loaded since the last scan, and is still there.
+    Loaded,
+}
+
+/// A page in a pool. An object as long as a page is the page itself.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct Object {
     pub handle: Handle,
-    pub compressor: Compressor,
+    pub pool: PoolId,
 }
 
 /// A page on disk.
@@ -76,14 +87,18 @@ pub(crate) struct Sealed {
 
 pub(crate) struct Entry {
     pub references: u32,
+    /// The number of the group that is charged for it, or of one that forwards to that.
+    pub group: u16,
+    /// The node the page lived on.
+    pub node: u8,
     pub location: Location,
 }
 
-const _: () = assert!(size_of::<Entry>() <= 36, "every stored page pays for this");
+const _: () = assert!(size_of::<Entry>() <= 40, "every stored page pays for this");
 
 impl Cell for Entry {
     fn vacant(next: u32) -> Self {
-        Entry { references: 0, location: Location::Vacant { next } }
+        Entry { references: 0, group: 0, node: 0, location: Location::Vacant { next } }
     }
     fn next_vacant(&self) -> Option<u32> {
         match self.location {
@@ -104,13 +119,13 @@ impl Slots {
     }
 
     /// A slot with one reference; None if there is no memory for it or all 2^30 - 1 are in use.
-    pub fn insert(&mut self, location: Location) -> Option<Slot> {
-        self.table.insert(Entry { references: 1, location }, MAX_SLOT).map(Slot)
+    pub fn insert(&mut self, group: u16, node: u8, location: Location) -> Option<Slot> {
+        self.table.insert(Entry { references: 1, group, node, location }, MAX_SLOT).map(Slot)
     }
 
-    /// Frees a slot and tells what it was.
-    pub fn remove(&mut self, slot: Slot) -> Location {
-        self.table.remove(slot.0).location
+    /// Frees a slot.
+    pub fn remove(&mut self, slot: Slot) {
+        self.table.remove(slot.0);
     }
 
     /// The entry of a slot in use. Panics on any other: its caller holds no reference.
@@ -120,10 +135,11 @@ impl Slots {
         entry
     }
 
-    /// The entry's object, if `slot` is still being written under `nonce`; else the writer has lost it.
+    /// The entry's object and whether it was loaded since, if `slot` is still being written under `nonce`; else the
+    /// writer has lost it.
     pub fn writing(&self, slot: Slot, nonce: Nonce) -> Option<(Object, bool)> {
         match self.table.get(slot.0).location {
-            Location::Writing { object, nonce: current, referenced } if current == nonce => Some((object, referenced)),
+            Location::Writing { object, nonce: current, loaded } if current == nonce => Some((object, loaded)),
             _ => None,
         }
     }
@@ -137,7 +153,7 @@ impl Nodes for Slots {
     fn links(&mut self, index: u32) -> &mut Links {
         match &mut self.table.get_mut(index).location {
             Location::Pooled { links, .. } => links,
-            location => panic!("slot {index} is on the LRU list and is {location:?}"),
+            location => panic!("slot {index} is on an LRU list and is {location:?}"),
         }
     }
 }

@@ -160,6 +160,22 @@ impl List {
         self.len += 1;
     }
 
+    /// Puts all members of another list before the head.
+    pub fn prepend(&mut self, nodes: &mut impl Nodes, other: List) {
+        if other.len == 0 {
+            return;
+        }
+        match self.head {
+            NIL => self.tail = other.tail,
+            head => {
+                nodes.links(head).prev = other.tail;
+                nodes.links(other.tail).next = head;
+            }
+        }
+        self.head = other.head;
+        self.len += other.len;
+    }
+
     /// Takes a member out; it must be in this list.
     pub fn unlink(&mut self, nodes: &mut impl Nodes, index: u32) {
         let Links { prev, next } = std::mem::take(nodes.links(index));

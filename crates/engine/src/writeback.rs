@@ -1,6 +1,7 @@
-//! From the pool to the swap file: the coldest entries, up to a cluster of them in one sequential write.
+//! From the pools to the swap file: the coldest entries, up to a cluster of them in one sequential write.
 //!
-//! 1. isolate: entries are taken off the LRU and become Writing, each under a fresh nonce; neighbouring blocks are taken.
+//! 1. isolate: the lists in scope are visited in turn, and a few of the coldest entries of each are taken off and become
+//!    Writing, each under a fresh nonce; neighbouring blocks are taken.
 //! 2. fill: each entry is decompressed and sealed, into its place in the cluster. Pages are written as they were, not
 //!    compressed: a block is a page then, so a load reads one block and a freed block fits any other page.
 //! 3. write: the cluster goes to the file, with no lock held but the cluster's own.
@@ -9,22 +10,30 @@
 //!
 //! In steps 2 and 3 an entry is still in the pool: a load reads it there, an invalidation frees it. If
 //! the write fails, the entries go back to the cold end in their old order, and the next attempt is half as large.
+//!
+//! The shrink worker stops exactly at the accept threshold: what is written in excess of that goes back as well. It
+//! remembers the list where it stopped, for the next run.
 
 use crate::compress::with_scratch;
+use crate::groups::{Cursor, Scope};
+use crate::lru::{Cause, Met};
 use crate::seal::{Nonce, Tag};
 use crate::slots::{Location, Sealed, Slot};
+use crate::state::State;
 use crate::swapfile::{self, CLUSTER, Run};
 use crate::zswap::{Swap, Zswap};
 use crate::{PAGE_SIZE, Page};
 
-/// Failed writes after which a shrink gives up.
+/// Failed writes after which a run gives up.
 const MAX_FAILURES: u32 = 16;
 /// Fewer pages than this are not worth a write of their own.
 const MIN_WRITE: u64 = 16;
+/// Most entries that one list gives before it is the next one's turn.
+const VISIT: usize = 8;
 /// Entries that are recorded without letting others at the lock.
 const BATCH: usize = 32;
 
-/// What is being written. There is one, kept from one shrink to the next.
+/// What is being written. There is one, kept from one write to the next.
 #[derive(Default)]
 pub(crate) struct Cluster {
     victims: Vec<Victim>,
@@ -38,80 +47,146 @@ struct Victim {
     tag: Tag,
 }
 
-/// How much work is left to one shrink.
-struct Budget {
-    /// Bytes still to be freed.
-    bytes: u64,
-    /// Entries still to be looked at: enough for a second chance of all that were there, so that a shrink ends.
+/// When a run is done.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Goal {
+    /// So many bytes of pool memory have gone back to the system.
+    Freed(u64),
+    /// Stores are accepted again.
+    Accepting,
+    /// One cluster at most, by which a group comes below its limit.
+    BelowLimit(u16),
+    /// So many entries were looked at.
+    Scanned(u64),
+}
+
+/// One run.
+struct Shrink {
+    scope: Scope,
+    goal: Goal,
+    cause: Cause,
+    cursor: Cursor,
+    /// Entries still to be looked at: enough for a second chance of all that were there, so that a run ends.
     scans: u64,
     /// Most pages to write at once.
     pages: usize,
+    /// The scan has met an entry in flight.
+    stopped: bool,
+    /// Bytes of pool memory that have gone back to the system.
+    freed: u64,
+    written: u64,
+}
+
+impl Shrink {
+    /// Bytes of pool memory, or of objects, still to be freed.
+    fn missing(&self, state: &State) -> u64 {
+        match self.goal {
+            Goal::Freed(bytes) => bytes.saturating_sub(self.freed),
+            Goal::Accepting if self.written >= state.config.policy.pages_per_run() => 0,
+            Goal::Accepting => state.shrink_needed(),
+            Goal::BelowLimit(_) if self.written > 0 => 0,
+            Goal::BelowLimit(group) => state.groups.above_limit(group),
+            Goal::Scanned(_) => self.scans.saturating_mul(PAGE_SIZE as u64),
+        }
+    }
 }
 
 impl Zswap {
-    /// Writes back the coldest entries until `bytes` of the pool's memory were freed or no more can be; returns the
-    /// bytes freed, whole zspages, so perhaps more than asked for. Without a swap file that is 0. Waits for another
-    /// `shrink` to end; loads and stores do not wait for this one.
+    /// Writes back the coldest entries of all groups in turn until `bytes` of the pools' memory were freed or no more can
+    /// be; returns the bytes freed, whole zspages, so perhaps more than asked for. Without a swap file that is 0. Loads and
+    /// stores do not wait for this.
     pub fn shrink(&self, bytes: u64) -> u64 {
-        let Some(swap) = &self.swap else { return 0 };
-        let cluster = &mut *self.cluster.lock();
-        let mut freed = 0;
+        self.run(Scope::All, Goal::Freed(bytes), Cause::Limit).freed
+    }
+
+    /// The shrink worker's run: compacts, then writes back, until the pools are at or under the accept threshold, and stops
+    /// exactly there. Does nothing unless stores are refused. Returns the bytes of pool memory freed.
+    pub fn shrink_until_accepting(&self) -> u64 {
+        self.state.lock().mark_full();
+        let compacted = if self.swap.is_some() { self.compact_while(|state| state.shrink_needed() > 0) } else { 0 };
+        compacted + self.run(Scope::All, Goal::Accepting, Cause::Limit).freed
+    }
+
+    /// Writes back entries of a group at its limit, and of those below it: up to a cluster.
+    pub(crate) fn shrink_group(&self, group: u16) {
+        self.run(Scope::Below(group), Goal::BelowLimit(group), Cause::Limit);
+    }
+
+    /// Looks at `entries` entries of one list and writes back those without a second chance; returns how many.
+    pub(crate) fn scan_list(&self, group: u16, node: u8, entries: u64) -> u64 {
+        self.run(Scope::One(group, node), Goal::Scanned(entries), Cause::Pressure).written
+    }
+
+    fn run(&self, scope: Scope, goal: Goal, cause: Cause) -> Shrink {
+        let mut shrink = {
+            let state = self.state.lock();
+            let entries = state.groups.entries(scope);
+            let scans = if let Goal::Scanned(entries) = goal { entries } else { 2 * entries };
+            let pages = state.config.policy.pages_per_run().min(CLUSTER as u64) as usize;
+            let cursor = Cursor::default();
+            Shrink { scope, goal, cause, cursor, scans, pages, stopped: false, freed: 0, written: 0 }
+        };
         let mut failures = 0;
-        let mut budget = Budget { bytes, scans: 2 * self.state.lock().lru.len() as u64, pages: CLUSTER };
-        while freed < bytes && failures < MAX_FAILURES {
-            budget.bytes = bytes - freed;
-            let Some(run) = self.isolate(swap, cluster, &mut budget) else { break };
+        while let Some(swap) = self.swap.as_ref().filter(|_| failures < MAX_FAILURES && !shrink.stopped) {
+            // Taken anew for each cluster, so that nobody waits for a whole run.
+            let cluster = &mut *self.cluster.lock();
+            let Some(run) = self.isolate(swap, cluster, &mut shrink) else { break };
             self.fill(swap, cluster, run);
             let pages = cluster.victims.len();
             let write = swap.file.write_at(swapfile::offset(run.start), cluster.pages[..pages].as_flattened());
-            freed += match write {
-                Ok(()) => self.record(cluster, run),
+            match write {
+                Ok(()) => self.record(cluster, run, &mut shrink),
                 Err(_) => {
                     failures += 1;
-                    budget.pages = (pages / 2).max(1);
-                    budget.scans += pages as u64;
-                    self.put_back(cluster, run);
-                    0
+                    shrink.pages = (pages / 2).max(1);
+                    if !matches!(goal, Goal::Scanned(_)) {
+                        shrink.scans += pages as u64;
+                    }
+                    self.put_back(&cluster.victims, true);
+                    self.free_blocks(run.start..run.start + run.len);
                 }
-            };
+            }
             // What was written was scattered over the zspages: only moving the rest together frees whole ones.
-            if freed < bytes {
-                freed += self.compact();
+            if matches!(goal, Goal::Freed(bytes) if shrink.freed < bytes) {
+                shrink.freed += self.compact();
             }
         }
-        freed
+        shrink
     }
 
     /// Step 1: takes victims, and blocks for them; there may be fewer victims than blocks. None if there is nothing
     /// to write, or no space to write it to.
-    fn isolate(&self, swap: &Swap, cluster: &mut Cluster, budget: &mut Budget) -> Option<Run> {
+    fn isolate(&self, swap: &Swap, cluster: &mut Cluster, shrink: &mut Shrink) -> Option<Run> {
         let state = &mut *self.state.lock();
-        let entries = (state.lru.len() as u64).min(budget.scans);
-        if entries == 0 {
+        let entries = state.groups.entries(shrink.scope).min(shrink.scans);
+        let missing = shrink.missing(state);
+        if entries == 0 || missing == 0 {
             return None;
         }
-        let mean = (state.pool.bytes() / state.pool.objects() as u64).max(1);
-        let want = budget.bytes.div_ceil(mean).max(MIN_WRITE).min(entries).min(budget.pages as u64);
+        let mean = (state.pools.bytes() / state.pools.objects()).max(1);
+        let want = missing.div_ceil(mean).max(MIN_WRITE).min(entries).min(shrink.pages as u64);
         let run = state.space.allocate(want as usize)?;
         cluster.victims.clear();
-        while cluster.victims.len() < run.len as usize && budget.scans > 0 {
-            budget.scans -= 1;
-            match state.lru.scan(&mut state.slots) {
-                None => break,
-                Some(None) => {}
-                Some(Some((slot, object))) => {
-                    let nonce = swap.sealer.nonce();
-                    state.slots.get_mut(slot).location = Location::Writing { object, nonce, referenced: false };
-                    cluster.victims.push(Victim { slot, nonce, tag: [0; 16] });
-                }
+        let mut cursor = if shrink.scope == Scope::All { state.groups.cursor } else { shrink.cursor };
+        while let Some(list) = state.groups.next_list(shrink.scope, &mut cursor) {
+            let room = (run.len as usize - cluster.victims.len()).min(VISIT);
+            if room == 0 || shrink.scans == 0 || shrink.stopped {
+                break;
             }
+            visit(swap, state, list, room, &mut cluster.victims, shrink);
+        }
+        if shrink.scope == Scope::All {
+            state.groups.cursor = cursor;
+        } else {
+            shrink.cursor = cursor;
         }
         // The lock is dropped here, and from now on anybody may load, share or invalidate a victim. That is safe:
-        // - It is off the LRU, and only one shrink runs at a time: nobody else writes it.
+        // - It is on no list, and only one cluster is written at a time: nobody else writes it.
         // - Its object is freed by whoever drops its last reference, at once. We touch it only under the lock, and only
         //   after having found the slot still Writing under our nonce. If the slot has been given to another page since,
         //   that page has another location or, taken by a later isolate, another nonce.
         // - So what `record` finds still ours was neither freed nor changed, and what we wrote is its content.
+        // - Its group may be removed meanwhile. The entry still names it, so it goes back to the list of the heir.
         Some(run)
     }
 
@@ -138,64 +213,116 @@ impl Zswap {
             let (object, length) = {
                 let state = self.state.lock();
                 let Some((object, _)) = state.slots.writing(slot, nonce) else { return false };
-                let data = state.pool.get(object.handle);
+                let data = state.pools.get(object);
                 scratch.buffer[..data.len()].copy_from_slice(data);
                 (object, data.len())
             };
-            let intact = scratch.decompress(object.compressor, length, page).is_ok();
+            let intact = scratch.decompress(object.pool.compressor(), length, page).is_ok();
             if !intact {
                 self.events.decompress_fail.count();
                 self.events.reject_reclaim_fail.count();
                 let state = &mut *self.state.lock();
                 if let Some((object, _)) = state.slots.writing(slot, nonce) {
-                    state.lru.add(&mut state.slots, slot, object);
+                    state.list_hot(slot, object);
                 }
             }
             intact
         })
     }
 
-    /// Step 4, after the write: returns the bytes of pool memory that went back to the system.
-    fn record(&self, cluster: &mut Cluster, run: Run) -> u64 {
-        let mut pages = 0;
-        let mut block = run.start;
+    /// Step 4, after the write.
+    fn record(&self, cluster: &mut Cluster, run: Run, shrink: &mut Shrink) {
+        let exact = shrink.goal == Goal::Accepting;
         let mut unused = Vec::new();
-        for batch in cluster.victims.chunks(BATCH) {
+        let mut recorded = 0;
+        'batches: for batch in cluster.victims.chunks(BATCH) {
             let state = &mut *self.state.lock();
             for &Victim { slot, nonce, tag } in batch {
+                if exact && shrink.missing(state) == 0 {
+                    break 'batches;
+                }
+                let block = run.start + recorded as u32;
+                recorded += 1;
                 match state.slots.writing(slot, nonce) {
                     Some((object, false)) => {
-                        pages += state.free_object(object);
+                        let group = state.group_of(slot);
+                        let length = state.pools.length(object);
+                        let mut pages = state.free_object(group, object);
+                        if exact && shrink.missing(state) > 0 {
+                            pages += state.pools.settle(object.pool, length);
+                        }
+                        shrink.freed += pages * PAGE_SIZE as u64;
+                        shrink.written += 1;
                         state.slots.get_mut(slot).location = Location::Disk(Sealed { block, nonce, tag });
-                        self.events.zswpwb.count();
-                        self.events.pswpout.count();
+                        state.groups.charge(group, |counters| {
+                            counters.zswpwb += 1;
+                            counters.pswpout += 1;
+                        });
                     }
                     Some((object, true)) => {
-                        state.lru.add(&mut state.slots, slot, object);
+                        state.list_hot(slot, object);
                         unused.push(block);
                     }
                     None => unused.push(block),
                 }
-                block += 1;
             }
         }
-        self.free_blocks(unused.into_iter().chain(block..run.start + run.len));
-        pages * PAGE_SIZE as u64
+        self.put_back(&cluster.victims[recorded..], false);
+        self.free_blocks(unused.into_iter().chain(run.start + recorded as u32..run.start + run.len));
     }
 
-    /// Step 4, after a failed write: all entries go back.
-    fn put_back(&self, cluster: &mut Cluster, run: Run) {
-        for batch in cluster.victims.rchunks(BATCH) {
+    /// Step 4 for entries that stay: they go back where they were, and are counted if their write has failed.
+    fn put_back(&self, victims: &[Victim], failed: bool) {
+        for batch in victims.rchunks(BATCH) {
             let state = &mut *self.state.lock();
             for &Victim { slot, nonce, .. } in batch.iter().rev() {
                 match state.slots.writing(slot, nonce) {
-                    Some((object, false)) => state.lru.put_back(&mut state.slots, slot, object),
-                    Some((object, true)) => state.lru.add(&mut state.slots, slot, object),
+                    Some((object, false)) => state.list_cold(slot, object),
+                    Some((object, true)) => state.list_hot(slot, object),
                     None => continue,
                 }
-                self.events.reject_reclaim_fail.count();
+                if failed {
+                    self.events.reject_reclaim_fail.count();
+                }
             }
         }
-        self.free_blocks(run.start..run.start + run.len);
+    }
+}
+
+/// Takes up to `room` victims from the cold end of a list.
+fn visit(
+    swap: &Swap,
+    state: &mut State,
+    (group, node): (u16, u8),
+    room: usize,
+    victims: &mut Vec<Victim>,
+    shrink: &mut Shrink,
+) {
+    for _ in 0..room {
+        if shrink.scans == 0 {
+            return;
+        }
+        shrink.scans -= 1;
+        if state.config.policy.mixes_groups() {
+            let coldest = state.groups.lru_mut(group, node).coldest();
+            let owner = coldest.map(|slot| state.group_of(slot));
+            if owner.is_some_and(|owner| !state.groups.may_write_back(owner)) {
+                state.groups.lru_mut(group, node).rotate(&mut state.slots);
+                continue;
+            }
+        }
+        match state.groups.lru_mut(group, node).scan(&mut state.slots, shrink.cause) {
+            Met::Nothing => return,
+            Met::SecondChance => {}
+            Met::InFlight => {
+                shrink.stopped = true;
+                return;
+            }
+            Met::Victim(slot, object) => {
+                let nonce = swap.sealer.nonce();
+                state.slots.get_mut(slot).location = Location::Writing { object, nonce, loaded: false };
+                victims.push(Victim { slot, nonce, tag: [0; 16] });
+            }
+        }
     }
 }

@@ -13,9 +13,9 @@
 
 use crate::PAGE_SIZE;
 use crate::table::{Cell, Links, List, NIL, Nodes, Table};
+use crate::zpool::{AllocError, Allocator, Handle, MAX_ZSPAGE_PAGES, PageRun, PageSource};
+use std::sync::Arc;
 
-/// Longest run of pages in a zspage.
-pub const MAX_ZSPAGE_PAGES: usize = 8;
 /// Sizes are rounded up to a multiple of this many bytes.
 const SIZE_STEP: usize = 16;
 /// Lists of partly filled zspages in a class.
@@ -28,47 +28,8 @@ const FREE: u32 = 1 << 31;
 const _: () = assert!(PAGE_SIZE.is_multiple_of(SIZE_STEP));
 const _: () = assert!(MAX_ZSPAGE_PAGES * PAGE_SIZE / SIZE_STEP < NO_PLACE as usize);
 
-/// A run of whole pages; dropping it gives the memory back to where it came from.
-pub trait PageRun: AsRef<[u8]> + AsMut<[u8]> + Send {}
-impl<T: AsRef<[u8]> + AsMut<[u8]> + Send> PageRun for T {}
-
-/// Where zspages get their memory from.
-///
-/// Called with the pool locked: an implementation must be quick and must never wait for a page of the program.
-pub trait PageSource: Send + Sync {
-    /// A run of `pages` contiguous pages (1 to [`MAX_ZSPAGE_PAGES`]), exactly `pages * PAGE_SIZE` bytes with any
-    /// content; None if there is no memory.
-    fn take(&self, pages: usize) -> Option<Box<dyn PageRun>>;
-}
-
-/// Takes the memory from the heap. For tests and experiments: heap memory is seldom given back to the system.
-#[derive(Debug, Default)]
-pub struct HeapSource;
-
-impl PageSource for HeapSource {
-    fn take(&self, pages: usize) -> Option<Box<dyn PageRun>> {
-        let mut run = Vec::new();
-        run.try_reserve_exact(pages * PAGE_SIZE).ok()?;
-        run.resize(pages * PAGE_SIZE, 0);
-        Some(Box::new(run.into_boxed_slice()))
-    }
-}
-
-/// The name of an object.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(crate) struct Handle(u32);
-
-/// Why an object could not be had.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum AllocError {
-    /// The page source has no run of pages.
-    Pages,
-    /// No memory for the tables.
-    Metadata,
-}
-
 pub(crate) struct Zsmalloc {
-    memory: Box<dyn PageSource>,
+    memory: Arc<dyn PageSource>,
     classes: Vec<Class>,
     /// Class by size in steps, rounded up.
     class_by_steps: Vec<u8>,
@@ -241,79 +202,10 @@ impl Class {
 // ---------------------------------------------------------------------------------------------------------------------
 
 impl Zsmalloc {
-    pub fn new(memory: Box<dyn PageSource>) -> Zsmalloc {
+    pub fn new(memory: Arc<dyn PageSource>) -> Zsmalloc {
         let (classes, class_by_steps) = size_classes();
         let (zspages, objects) = (Table::new(), Table::new());
         Zsmalloc { memory, classes, class_by_steps, zspages, objects, pages: 0, bytes: 0 }
-    }
-
-    /// The longest object that takes less than a whole page.
-    pub fn largest_below_page(&self) -> usize {
-        self.classes[self.classes.len() - 2].size as usize
-    }
-
-    /// Pages held.
-    pub fn pages(&self) -> u64 {
-        self.pages
-    }
-
-    /// Objects held.
-    pub fn objects(&self) -> u32 {
-        self.objects.used()
-    }
-
-    /// Bytes of all objects, as stored.
-    pub fn bytes(&self) -> u64 {
-        self.bytes
-    }
-
-    /// Memory of everything but the pages, in bytes; what the heap adds to it is not known.
-    pub fn metadata(&self) -> usize {
-        let places: usize = self.classes.iter().map(|class| class.zspages as usize * class.places as usize).sum();
-        self.zspages.memory() + self.objects.memory() + places * size_of::<u32>()
-    }
-
-    /// Stores a copy of `data`, 1 to PAGE_SIZE bytes.
-    pub fn malloc(&mut self, data: &[u8]) -> Result<Handle, AllocError> {
-        assert!((1..=PAGE_SIZE).contains(&data.len()), "an object of {} bytes", data.len());
-        let class = self.class_by_steps[data.len().div_ceil(SIZE_STEP)] as usize;
-        let object = ObjectCell { zspage: NIL, place: 0, length: data.len() as u16 };
-        let handle = self.objects.insert(object, FREE - 1).ok_or(AllocError::Metadata)?;
-        let zspage = self.classes[class].fullest().map_or_else(|| self.add_zspage(class), Ok);
-        let zspage = zspage.inspect_err(|_| {
-            self.objects.remove(handle);
-        })?;
-        self.put(class, zspage, handle, data);
-        self.classes[class].objects += 1;
-        self.bytes += data.len() as u64;
-        Ok(Handle(handle))
-    }
-
-    /// The object's bytes.
-    pub fn get(&self, handle: Handle) -> &[u8] {
-        let ObjectCell { zspage, place, length } = *self.objects.get(handle.0);
-        let zspage = self.zspages.get(zspage).used();
-        let start = place as usize * self.classes[zspage.class as usize].size as usize;
-        &(*zspage.run).as_ref()[start..start + length as usize]
-    }
-
-    /// Length of the object in bytes.
-    pub fn length(&self, handle: Handle) -> usize {
-        self.objects.get(handle.0).length as usize
-    }
-
-    /// Frees the object; returns the pages that went back to the system by it.
-    pub fn free(&mut self, handle: Handle) -> u64 {
-        let ObjectCell { zspage: index, place, length } = self.objects.remove(handle.0);
-        self.bytes -= length as u64;
-        let zspage = self.zspages.get_mut(index).used_mut();
-        let class = zspage.class as usize;
-        let before = zspage.fullness();
-        zspage.clear(place, handle.0);
-        let empty = zspage.used == 0;
-        self.relist(class, index, before);
-        self.classes[class].objects -= 1;
-        if empty { self.remove_zspage(index) } else { 0 }
     }
 
     /// Puts an object into a free place of a zspage and tells the handle.
@@ -364,19 +256,76 @@ impl Zsmalloc {
     }
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Compaction
-// ---------------------------------------------------------------------------------------------------------------------
+impl Allocator for Zsmalloc {
+    fn largest_below_page(&self) -> usize {
+        self.classes[self.classes.len() - 2].size as usize
+    }
 
-impl Zsmalloc {
-    /// Number of size classes: the range of [`compact_step`](Self::compact_step).
-    pub fn classes(&self) -> usize {
+    fn pages(&self) -> u64 {
+        self.pages
+    }
+
+    fn objects(&self) -> u32 {
+        self.objects.used()
+    }
+
+    fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    fn metadata(&self) -> usize {
+        let places: usize = self.classes.iter().map(|class| class.zspages as usize * class.places as usize).sum();
+        self.zspages.memory() + self.objects.memory() + places * size_of::<u32>()
+    }
+
+    fn malloc(&mut self, data: &[u8]) -> Result<Handle, AllocError> {
+        assert!((1..=PAGE_SIZE).contains(&data.len()), "an object of {} bytes", data.len());
+        let class = self.class_of(data.len());
+        let object = ObjectCell { zspage: NIL, place: 0, length: data.len() as u16 };
+        let handle = self.objects.insert(object, FREE - 1).ok_or(AllocError::Metadata)?;
+        let zspage = self.classes[class].fullest().map_or_else(|| self.add_zspage(class), Ok);
+        let zspage = zspage.inspect_err(|_| {
+            self.objects.remove(handle);
+        })?;
+        self.put(class, zspage, handle, data);
+        self.classes[class].objects += 1;
+        self.bytes += data.len() as u64;
+        Ok(Handle(handle))
+    }
+
+    fn get(&self, handle: Handle) -> &[u8] {
+        let ObjectCell { zspage, place, length } = *self.objects.get(handle.0);
+        let zspage = self.zspages.get(zspage).used();
+        let start = place as usize * self.classes[zspage.class as usize].size as usize;
+        &(*zspage.run).as_ref()[start..start + length as usize]
+    }
+
+    fn length(&self, handle: Handle) -> usize {
+        self.objects.get(handle.0).length as usize
+    }
+
+    fn free(&mut self, handle: Handle) -> u64 {
+        let ObjectCell { zspage: index, place, length } = self.objects.remove(handle.0);
+        self.bytes -= length as u64;
+        let zspage = self.zspages.get_mut(index).used_mut();
+        let class = zspage.class as usize;
+        let before = zspage.fullness();
+        zspage.clear(place, handle.0);
+        let empty = zspage.used == 0;
+        self.relist(class, index, before);
+        self.classes[class].objects -= 1;
+        if empty { self.remove_zspage(index) } else { 0 }
+    }
+
+    fn class_of(&self, length: usize) -> usize {
+        self.class_by_steps[length.div_ceil(SIZE_STEP)] as usize
+    }
+
+    fn classes(&self) -> usize {
         self.classes.len()
     }
 
-    /// Empties one zspage of a class into its others and gives it back; returns its pages, or None if that class
-    /// has too few free places. One step moves less than a zspage's worth of objects.
-    pub fn compact_step(&mut self, class: usize) -> Option<u64> {
+    fn compact_step(&mut self, class: usize) -> Option<u64> {
         let Class { places, size, .. } = self.classes[class];
         if self.classes[class].free_places() < places as u64 {
             return None;
@@ -402,8 +351,7 @@ impl Zsmalloc {
         Some(self.remove_zspage(source))
     }
 
-    /// Panics if anything contradicts anything. Visits every object.
-    pub fn check_valid(&mut self) {
+    fn check_valid(&mut self) {
         self.zspages.check_valid();
         self.objects.check_valid();
         let mut listed = std::collections::HashMap::new();

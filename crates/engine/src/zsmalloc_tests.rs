@@ -1,6 +1,7 @@
 //! Tests of the allocator against a plain map of what was put in.
 
 use super::*;
+use crate::zpool::HeapSource;
 use proptest::prelude::*;
 use std::collections::HashMap;
 
@@ -19,7 +20,7 @@ fn classes_cover_every_size_with_little_waste() {
 
 #[test]
 fn an_empty_zspage_goes_back_at_once() {
-    let mut pool = Zsmalloc::new(Box::new(HeapSource));
+    let mut pool = Zsmalloc::new(Arc::new(HeapSource));
     let handles: Vec<_> = (0..100).map(|i| pool.malloc(&[i; 1000]).unwrap()).collect();
     assert_eq!(pool.bytes(), 100_000);
     assert!((25..=32).contains(&pool.pages()), "{}", pool.pages());
@@ -30,7 +31,7 @@ fn an_empty_zspage_goes_back_at_once() {
 
 #[test]
 fn compaction_frees_what_can_be_freed() {
-    let mut pool = Zsmalloc::new(Box::new(HeapSource));
+    let mut pool = Zsmalloc::new(Arc::new(HeapSource));
     let mut handles: Vec<_> = (0..=255).map(|i| pool.malloc(&[i; 1000]).unwrap()).collect();
     let before = pool.pages();
     // One object in four stays, in every zspage.
@@ -56,7 +57,7 @@ fn compaction_frees_what_can_be_freed() {
 }
 
 /// Has memory for so many pages.
-struct Limited(std::sync::Arc<std::sync::atomic::AtomicUsize>);
+struct Limited(Arc<std::sync::atomic::AtomicUsize>);
 
 impl PageSource for Limited {
     fn take(&self, pages: usize) -> Option<Box<dyn PageRun>> {
@@ -89,8 +90,8 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
     #[test]
     fn objects_keep_their_bytes(steps in steps()) {
-        let memory = std::sync::Arc::new(std::sync::atomic::AtomicUsize::new(20));
-        let mut pool = Zsmalloc::new(Box::new(Limited(memory.clone())));
+        let memory = Arc::new(std::sync::atomic::AtomicUsize::new(20));
+        let mut pool = Zsmalloc::new(Arc::new(Limited(memory.clone())));
         let mut model: Vec<(Handle, Vec<u8>)> = Vec::new();
         for step in steps {
             match step {

@@ -146,6 +146,7 @@ impl Daemon {
                     SwapConfig::File { size, .. } => size,
                     SwapConfig::None => None,
                 },
+                ..Config::default()
             },
             swap.map(|swap| Box::new(swap) as _),
             Box::new(Arena::reserve(max_pool_bytes)?),

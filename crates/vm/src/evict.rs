@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
-use uzswap_engine::{PAGE_SIZE, Page, Slot};
+use uzswap_engine::{Home, PAGE_SIZE, Page, Slot};
 use uzswap_proto::{MAX_BATCH_PAGES, Run, STAGING_PAGES, evict, evicted, kind};
 
 use crate::fault::Load;
@@ -330,7 +330,7 @@ impl Pager {
 
     /// Gives pages to the engine; gives how many it took and how many it refused.
     fn store_pages(&self, space: &Space, sequences: &[u32], data: &[Page]) -> (usize, usize) {
-        let slots: Vec<Option<Slot>> = data.iter().map(|page| self.engine.swap_out(page).ok()).collect();
+        let slots: Vec<Option<Slot>> = data.iter().map(|page| self.engine.swap_out(page, Home::ROOT).ok()).collect();
         let (mut stored, mut refused) = (0, 0);
         let mut state = space.lock();
         for ((&sequence, slot), data) in sequences.iter().zip(slots).zip(data) {

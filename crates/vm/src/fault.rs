@@ -10,7 +10,7 @@
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Instant;
 
-use uzswap_engine::{LoadError, PAGE_SIZE, Page, Slot};
+use uzswap_engine::{Home, LoadError, PAGE_SIZE, Page, Slot};
 
 use crate::PAGE;
 use crate::epoch::{self, Change, Event};
@@ -158,7 +158,7 @@ impl Pager {
                 self.host.kill(space.id, "a staged page could not be read back");
                 return;
             }
-            if let Ok(slot) = self.engine.swap_out(&data) {
+            if let Ok(slot) = self.engine.swap_out(&data, Home::ROOT) {
                 state.staging.clear(sequence);
                 state.table.set(page, PageState::Stored(slot));
             } else if child.copy(page, &data).1.is_some_and(|error| error != FillError::Exists) {

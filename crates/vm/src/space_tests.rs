@@ -5,7 +5,7 @@
 use std::collections::HashMap;
 
 use proptest::prelude::*;
-use uzswap_engine::{Compressor, Config, HeapSource, PAGE_SIZE, Page, Slot, Zswap};
+use uzswap_engine::{Config, HeapSource, Home, PAGE_SIZE, Page, Slot, Zswap};
 
 use super::*;
 
@@ -113,7 +113,7 @@ impl Process {
         let count = self.state.staging.oldest_run(pages);
         for sequence in (0..count).map(|i| self.state.staging.sequence(i)).collect::<Vec<_>>() {
             if let Some(page) = self.state.staging.get(sequence) {
-                let slot = engine.swap_out(&page_of(self.staged[&sequence])).expect("there is room");
+                let slot = engine.swap_out(&page_of(self.staged[&sequence]), Home::ROOT).expect("there is room");
                 self.state.staging.clear(sequence);
                 self.state.table.set(page, PageState::Stored(slot));
             }
@@ -195,12 +195,7 @@ impl Process {
 }
 
 fn engine() -> Zswap {
-    let config = Config {
-        max_pool_bytes: 64 << 20,
-        accept_threshold_percent: 90,
-        compressor: Compressor::Lz4,
-        swap_limit_bytes: None,
-    };
+    let config = Config { max_pool_bytes: 64 << 20, ..Config::default() };
     Zswap::new(config, None, Box::new(HeapSource))
 }
 

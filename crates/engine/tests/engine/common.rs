@@ -90,9 +90,13 @@ impl PageSource for Memory {
 
 pub const ROOMY: Config = Config {
     max_pool_bytes: 1 << 40,
+    enabled: true,
     accept_threshold_percent: 90,
     compressor: Compressor::Lz4,
+    zpool: Zpool::Zsmalloc,
+    shrinker_enabled: true,
     swap_limit_bytes: None,
+    policy: Policy::PerGroupLru,
 };
 
 pub fn zswap(config: Config, swap: bool) -> (Zswap, Arc<Faults>) {

@@ -17,7 +17,7 @@ fn work(zswap: &Zswap, random: &mut Random, owned: &mut Vec<(Slot, u64)>) {
         match (random.below(10), which) {
             (0..4, _) | (_, None) => {
                 let seed = random.next();
-                if let Ok(slot) = zswap.swap_out(&content(seed)) {
+                if let Ok(slot) = zswap.swap_out(&content(seed), Home::ROOT) {
                     owned.push((slot, seed));
                 }
             }

@@ -54,13 +54,14 @@ fn run(swap: bool, limit: Option<u64>, steps: Vec<Step>) {
         match step {
             Step::SwapOut { kind, seed } => {
                 let page = content(kind, seed);
-                match zswap.swap_out(&page) {
+                match zswap.swap_out(&page, Home::ROOT) {
                     Ok(slot) => {
                         assert!(model.iter().all(|(other, _)| *other != slot), "a slot in use is given out");
                         model.push((slot, page));
                     }
                     Err(SwapOutError::Io(_)) => assert!(faults.write_errors.load(Relaxed)),
                     Err(SwapOutError::NoSpace) => {}
+                    Err(error) => panic!("{error}"),
                 }
             }
             Step::Load { which } => {

@@ -6,13 +6,13 @@ use std::sync::atomic::Ordering::Relaxed;
 use uzswap_engine::*;
 
 fn fill(zswap: &Zswap, pages: u64) -> Vec<Slot> {
-    (0..pages).map(|seed| zswap.swap_out(&page(seed)).unwrap()).collect()
+    (0..pages).map(|seed| zswap.swap_out(&page(seed), Home::ROOT).unwrap()).collect()
 }
 
 #[test]
 fn an_exclusive_load_is_load_and_invalidate() {
     let (zswap, _) = zswap(ROOMY, false);
-    let slot = zswap.swap_out(&page(1)).unwrap();
+    let slot = zswap.swap_out(&page(1), Home::ROOT).unwrap();
     assert_eq!(expect(&zswap, slot, &page(1)), Origin::Pool);
     let before = zswap.counters();
     assert_eq!((before.stored_pages, before.zswapped, before.zswpout, before.zswpin), (1, 4096, 1, 1));
@@ -26,7 +26,7 @@ fn an_exclusive_load_is_load_and_invalidate() {
 #[test]
 fn every_owner_has_a_reference() {
     let (zswap, _) = zswap(ROOMY, false);
-    let slot = zswap.swap_out(&page(1)).unwrap();
+    let slot = zswap.swap_out(&page(1), Home::ROOT).unwrap();
     zswap.dup(slot);
     zswap.invalidate(slot);
     expect(&zswap, slot, &page(1));
@@ -39,13 +39,13 @@ fn a_same_filled_page_takes_no_pool_memory() {
     let (zswap, _) = zswap(ROOMY, false);
     let mut filled = [0; PAGE_SIZE];
     filled.as_chunks_mut().0.fill(*b"01234567");
-    let slot = zswap.swap_out(&filled).unwrap();
+    let slot = zswap.swap_out(&filled, Home::ROOT).unwrap();
     assert_eq!(zswap.pool_bytes(), 0);
     assert_eq!(expect(&zswap, slot, &filled), Origin::SameFilled);
     let counters = zswap.counters();
     assert_eq!((counters.same_filled_pages, counters.stored_pages, counters.zswpout, counters.zswpin), (1, 1, 1, 1));
     filled[4095] ^= 1;
-    zswap.swap_out(&filled).unwrap();
+    zswap.swap_out(&filled, Home::ROOT).unwrap();
     assert!(zswap.pool_bytes() > 0);
     zswap.invalidate(slot);
     assert_eq!(zswap.counters().same_filled_pages, 0);
@@ -54,7 +54,7 @@ fn a_same_filled_page_takes_no_pool_memory() {
 #[test]
 fn zeros_are_counted_apart_and_no_limit_applies_to_them() {
     let (zswap, _) = zswap(Config { max_pool_bytes: 0, ..ROOMY }, false);
-    let slot = zswap.swap_out(&[0; PAGE_SIZE]).unwrap();
+    let slot = zswap.swap_out(&[0; PAGE_SIZE], Home::ROOT).unwrap();
     assert_eq!(expect(&zswap, slot, &[0; PAGE_SIZE]), Origin::SameFilled);
     let counters = zswap.counters();
     assert_eq!((counters.swpout_zero, counters.swpin_zero, counters.zswpout, counters.zswpin), (1, 1, 0, 0));
@@ -65,7 +65,7 @@ fn zeros_are_counted_apart_and_no_limit_applies_to_them() {
 fn an_incompressible_page_is_kept_as_it_is() {
     for swap in [true, false] {
         let (zswap, _) = zswap(ROOMY, swap);
-        let slot = zswap.swap_out(&noise(1)).unwrap();
+        let slot = zswap.swap_out(&noise(1), Home::ROOT).unwrap();
         assert_eq!(expect(&zswap, slot, &noise(1)), Origin::Pool);
         let counters = zswap.counters();
         assert_eq!((counters.stored_incompressible_pages, counters.zswap, counters.pool_total_size), (1, 4096, 4096));
@@ -81,43 +81,43 @@ fn at_the_cap_stores_are_refused_until_the_accept_threshold() {
     let mut slots = Vec::new();
     while zswap.pool_bytes() < cap {
         assert_eq!(zswap.shrink_needed(), None);
-        slots.push(zswap.swap_out(&noise(slots.len() as u64)).unwrap());
+        slots.push(zswap.swap_out(&noise(slots.len() as u64), Home::ROOT).unwrap());
     }
     assert_eq!((slots.len(), zswap.counters().pool_limit_hit), (100, 0));
     assert_eq!(zswap.shrink_needed(), Some(cap / 2), "the cap is reached");
-    assert!(matches!(zswap.swap_out(&page(0)), Err(SwapOutError::NoSpace)));
+    assert!(matches!(zswap.swap_out(&page(0), Home::ROOT), Err(SwapOutError::NoSpace)));
     assert_eq!(zswap.counters().pool_limit_hit, 1);
 
     // Below the cap but above the threshold: still refused, and counted.
     slots.drain(..49).for_each(|slot| zswap.invalidate(slot));
     assert_eq!(zswap.shrink_needed(), Some(4096));
-    assert!(matches!(zswap.swap_out(&page(0)), Err(SwapOutError::NoSpace)));
+    assert!(matches!(zswap.swap_out(&page(0), Home::ROOT), Err(SwapOutError::NoSpace)));
     assert_eq!(zswap.counters().pool_limit_hit, 2);
 
     // At the threshold: accepted, and above it again without having been at the cap: still accepted.
     zswap.invalidate(slots.pop().unwrap());
     assert_eq!(zswap.shrink_needed(), None);
-    slots.extend([zswap.swap_out(&noise(1)).unwrap(), zswap.swap_out(&noise(2)).unwrap()]);
+    slots.extend([zswap.swap_out(&noise(1), Home::ROOT).unwrap(), zswap.swap_out(&noise(2), Home::ROOT).unwrap()]);
     assert!(zswap.pool_bytes() > cap / 2);
-    zswap.swap_out(&noise(3)).unwrap();
+    zswap.swap_out(&noise(3), Home::ROOT).unwrap();
     assert_eq!((zswap.counters().pool_limit_hit, zswap.shrink_needed()), (2, None));
 }
 
 #[test]
 fn a_threshold_of_100_percent_is_no_hysteresis() {
     let (zswap, _) = zswap(Config { max_pool_bytes: 10 * 4096, accept_threshold_percent: 100, ..ROOMY }, true);
-    let slots: Vec<_> = (0..10).map(|seed| zswap.swap_out(&noise(seed)).unwrap()).collect();
+    let slots: Vec<_> = (0..10).map(|seed| zswap.swap_out(&noise(seed), Home::ROOT).unwrap()).collect();
     assert_eq!(zswap.shrink_needed(), Some(1));
     zswap.invalidate(slots[0]);
     assert_eq!(zswap.shrink_needed(), None);
-    zswap.swap_out(&noise(10)).unwrap();
+    zswap.swap_out(&noise(10), Home::ROOT).unwrap();
     assert_eq!(zswap.counters().pool_limit_hit, 0);
 }
 
 #[test]
 fn a_refused_page_goes_straight_to_the_swap_file() {
     let (zswap, faults) = zswap(Config { max_pool_bytes: 0, ..ROOMY }, true);
-    let slot = zswap.swap_out(&page(1)).unwrap();
+    let slot = zswap.swap_out(&page(1), Home::ROOT).unwrap();
     assert_eq!(expect(&zswap, slot, &page(1)), Origin::Disk);
     let counters = zswap.counters();
     assert_eq!((counters.pool_limit_hit, counters.pswpout, counters.pswpin, counters.zswpout), (1, 1, 1, 0));
@@ -133,13 +133,13 @@ fn a_full_swap_file_is_no_space_and_a_broken_one_an_error() {
     let config = Config { max_pool_bytes: 0, swap_limit_bytes: Some(4096), ..ROOMY };
     let (zswap, faults) = zswap(config, true);
     faults.write_errors.store(true, Relaxed);
-    assert!(matches!(zswap.swap_out(&page(1)), Err(SwapOutError::Io(_))));
+    assert!(matches!(zswap.swap_out(&page(1), Home::ROOT), Err(SwapOutError::Io(_))));
     faults.write_errors.store(false, Relaxed);
     faults.disk_full.store(true, Relaxed);
-    assert!(matches!(zswap.swap_out(&page(1)), Err(SwapOutError::NoSpace)));
+    assert!(matches!(zswap.swap_out(&page(1), Home::ROOT), Err(SwapOutError::NoSpace)));
     faults.disk_full.store(false, Relaxed);
-    zswap.swap_out(&page(1)).unwrap();
-    assert!(matches!(zswap.swap_out(&page(2)), Err(SwapOutError::NoSpace)), "the limit");
+    zswap.swap_out(&page(1), Home::ROOT).unwrap();
+    assert!(matches!(zswap.swap_out(&page(2), Home::ROOT), Err(SwapOutError::NoSpace)), "the limit");
     zswap.check_valid();
 }
 
@@ -147,10 +147,10 @@ fn a_full_swap_file_is_no_space_and_a_broken_one_an_error() {
 fn without_memory_a_store_is_refused_and_counted() {
     let (zswap, faults) = zswap(ROOMY, false);
     faults.no_memory.store(true, Relaxed);
-    assert!(matches!(zswap.swap_out(&page(1)), Err(SwapOutError::NoSpace)));
+    assert!(matches!(zswap.swap_out(&page(1), Home::ROOT), Err(SwapOutError::NoSpace)));
     assert_eq!(zswap.counters().reject_alloc_fail, 1);
     faults.no_memory.store(false, Relaxed);
-    zswap.swap_out(&page(1)).unwrap();
+    zswap.swap_out(&page(1), Home::ROOT).unwrap();
     zswap.check_valid();
 }
 
@@ -262,7 +262,7 @@ fn an_entry_that_changes_while_it_is_written_is_not_recorded() {
     let (other, during) = (slots.clone(), zswap.clone());
     *faults.before_write.lock() = Some(Box::new(move || {
         during.invalidate(other[0]);
-        let again = during.swap_out(&page(100)).unwrap();
+        let again = during.swap_out(&page(100), Home::ROOT).unwrap();
         assert_eq!(again, other[0], "the slot is given out again");
         assert_eq!(expect(&during, other[1], &page(1)), Origin::Pool, "a load takes the pool's copy");
         during.dup(other[2]);
@@ -299,7 +299,7 @@ fn nothing_waits_for_a_writeback() {
     assert_eq!(expect(&zswap, slots[0], &page(0)), Origin::Disk);
     assert_eq!(expect(&zswap, slots[50], &page(50)), Origin::Pool, "it is being written");
     slots.iter().for_each(|&slot| zswap.invalidate(slot));
-    zswap.swap_out(&page(1000)).unwrap();
+    zswap.swap_out(&page(1000), Home::ROOT).unwrap();
     zswap.compact();
     finish.send(()).unwrap();
     shrinker.join().unwrap();
@@ -323,7 +323,7 @@ fn damage_on_disk_is_found_and_counted() {
 
     // A block put back to what it held for an earlier page.
     zswap.invalidate(slots[0]);
-    zswap.swap_out(&page(3)).unwrap();
+    zswap.swap_out(&page(3), Home::ROOT).unwrap();
     zswap.shrink(u64::MAX);
     expect(&zswap, slots[0], &page(3));
     faults.data.lock()[..4096].copy_from_slice(&first);
@@ -349,7 +349,7 @@ fn entries_remember_their_codec() {
     let mut slots = Vec::new();
     for (seed, compressor) in Compressor::ALL.into_iter().enumerate() {
         zswap.set_compressor(compressor);
-        slots.push(zswap.swap_out(&page(seed as u64)).unwrap());
+        slots.push(zswap.swap_out(&page(seed as u64), Home::ROOT).unwrap());
     }
     for (seed, &slot) in slots.iter().enumerate() {
         assert_eq!(expect(&zswap, slot, &page(seed as u64)), Origin::Pool);

@@ -1,0 +1,191 @@
+//! Folios: 2^order pages that leave and come back together.
+//!
+//! 1. A store is all or nothing. Pages go in one by one, for each is compressed on its own; the first refusal takes the others
+//!    out again. Nobody knows their slots yet, and no event is counted before the last is in.
+//! 2. A folio that the pool has refused is written to the swap file, as far as can be in one piece.
+//! 3. A load takes each page from where it is. Pages that are neighbours on disk are read at once.
+
+use crate::Page;
+use crate::groups::Home;
+use crate::slots::{Sealed, Slot};
+use crate::swapfile::{self, CLUSTER};
+use crate::zswap::{LoadError, Origin, Refusal, SwapOutError, Zswap, same_filled};
+use serde::Serialize;
+use std::ops::Range;
+
+/// The largest folio: 512 pages, 2 MiB.
+pub const MAX_FOLIO_ORDER: usize = 9;
+
+/// What is counted for one size of folio, under the names of `hugepages-<size>kB/stats`.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
+pub struct FolioCounters {
+    /// Stored whole in the pool.
+    pub zswpout: u64,
+    /// Loaded whole, nothing of it from disk.
+    pub zswpin: u64,
+    /// Loaded whole, some of it from disk.
+    pub swpin: u64,
+    /// Not loaded whole: a page could not be read.
+    pub swpin_fallback: u64,
+    /// Written whole to the swap file.
+    pub swpout: u64,
+    /// Neither: the folio stays with the caller, who may try its parts.
+    pub swpout_fallback: u64,
+}
+
+impl Zswap {
+    /// Swaps a folio out, whole: into the pool or, refused there, to the swap file. Panics unless it is 2^0 to 2^9 pages.
+    ///
+    /// # Errors
+    /// See [`SwapOutError`]; the whole folio stays with the caller.
+    pub fn swap_out_folio(&self, pages: &[Page], home: Home) -> Result<Vec<Slot>, SwapOutError> {
+        let order = order(pages.len());
+        let mut slots = Vec::with_capacity(pages.len());
+        let swapped_out = match self.store_folio(pages, home, &mut slots) {
+            Ok(()) => {
+                self.count_folio(order, |counters| counters.zswpout += 1);
+                Ok(())
+            }
+            Err(refusal) => {
+                slots.drain(..).for_each(|slot| self.invalidate(slot));
+                let written = match refusal {
+                    Refusal::NoGroup => Err(SwapOutError::NoGroup),
+                    Refusal::Pool => self.write_folio(pages, home, &mut slots),
+                };
+                self.count_folio(order, |counters| match written {
+                    Ok(()) => counters.swpout += 1,
+                    Err(_) => counters.swpout_fallback += 1,
+                });
+                written
+            }
+        };
+        if swapped_out.is_err() {
+            slots.drain(..).for_each(|slot| self.invalidate(slot));
+        }
+        swapped_out.map(|()| slots)
+    }
+
+    fn store_folio(&self, pages: &[Page], home: Home, slots: &mut Vec<Slot>) -> Result<(), Refusal> {
+        let mut admission = None;
+        let mut zeros = 0;
+        for page in pages {
+            let fill = same_filled(page);
+            let slot = if fill == Some([0; 8]) {
+                zeros += 1;
+                self.store_filled([0; 8], home, |_| {})?
+            } else {
+                let admitted = admission.map_or_else(|| self.admit(home), Ok)?;
+                admission = Some(admitted);
+                self.store(page, fill, home, admitted, |_| {})?
+            };
+            slots.push(slot);
+        }
+        let stored = pages.len() as u64 - zeros;
+        let mut state = self.state.lock();
+        let group = state.group(home.group)?;
+        state.groups.charge(group, |counters| {
+            counters.zswpout += stored;
+            counters.swpout_zero += zeros;
+        });
+        Ok(())
+    }
+
+    /// Writes the pages that are not zeros in runs as long as there is room for.
+    fn write_folio(&self, pages: &[Page], home: Home, slots: &mut Vec<Slot>) -> Result<(), SwapOutError> {
+        let is_zero = |page: &Page| same_filled(page) == Some([0; 8]);
+        let mut written = Vec::with_capacity(pages.len());
+        let mut left: Vec<&Page> = pages.iter().filter(|page| !is_zero(page)).collect();
+        let result = (|| {
+            while !left.is_empty() {
+                let (swap, run) = self.space_for(left.len().min(CLUSTER), home)?;
+                let mut buffer: Vec<Page> = left.drain(..run.len as usize).copied().collect();
+                let blocks = run.start..run.start + run.len;
+                let seals = blocks.clone().zip(&mut buffer).map(|(block, page)| {
+                    let nonce = swap.sealer.nonce();
+                    Sealed { block, nonce, tag: swap.sealer.seal(nonce, block, page) }
+                });
+                let sealed: Vec<Sealed> = seals.collect();
+                if let Err(error) = swap.file.write_at(swapfile::offset(run.start), buffer.as_flattened()) {
+                    self.free_blocks(blocks);
+                    return Err(SwapOutError::of_write(error));
+                }
+                written.extend(sealed);
+            }
+            Ok(())
+        })();
+        let mut written = written.into_iter();
+        let recorded = result.and_then(|()| {
+            for page in pages {
+                let slot = if is_zero(page) {
+                    self.swap_out(page, home)?
+                } else {
+                    let sealed: Sealed = written.next().expect("a block for each page");
+                    self.record_written(sealed, home).inspect_err(|_| self.free_blocks([sealed.block]))?
+                };
+                slots.push(slot);
+            }
+            Ok(())
+        });
+        self.free_blocks(written.map(|sealed| sealed.block));
+        recorded
+    }
+
+    /// Loads the pages of several slots, as [`load`](Self::load) each of them; where each was. Panics unless there are as
+    /// many pages as slots, and a folio's number of them.
+    ///
+    /// # Errors
+    /// That of the first page that could not be loaded; the content of `pages` is then undefined.
+    pub fn load_folio(&self, slots: &[Slot], pages: &mut [Page]) -> Result<Vec<Origin>, LoadError> {
+        assert_eq!(slots.len(), pages.len(), "a page for each slot");
+        let order = order(slots.len());
+        let loaded = self.load_each(slots, pages);
+        self.count_folio(order, |counters| match &loaded {
+            Ok(origins) if origins.contains(&Origin::Disk) => counters.swpin += 1,
+            Ok(_) => counters.zswpin += 1,
+            Err(_) => counters.swpin_fallback += 1,
+        });
+        loaded
+    }
+
+    fn load_each(&self, slots: &[Slot], pages: &mut [Page]) -> Result<Vec<Origin>, LoadError> {
+        let mut origins = Vec::with_capacity(slots.len());
+        // What is on disk, and which page it is.
+        let mut on_disk: Vec<(usize, Sealed)> = Vec::new();
+        for (index, (&slot, page)) in slots.iter().zip(pages.iter_mut()).enumerate() {
+            // An entry in the pool may be written back at any moment before its load, so each is looked at once only.
+            match self.load_or_locate(slot, page)? {
+                Ok(origin) => origins.push(origin),
+                Err(sealed) => {
+                    on_disk.push((index, sealed));
+                    origins.push(Origin::Disk);
+                }
+            }
+        }
+        let follows = |(a, x): &(usize, Sealed), (b, y): &(usize, Sealed)| *b == a + 1 && y.block == x.block + 1;
+        for run in on_disk.chunk_by(follows) {
+            let (first, start) = (run[0].0, run[0].1.block);
+            let neighbours: Range<usize> = first..first + run.len();
+            self.read_run(start, run.iter().map(|(_, sealed)| sealed), &mut pages[neighbours])?;
+        }
+        if !on_disk.is_empty() {
+            let mut state = self.state.lock();
+            on_disk.iter().for_each(|(index, _)| state.count_read(slots[*index]));
+        }
+        Ok(origins)
+    }
+
+    /// What is counted for folios of 2^order pages. Panics above [`MAX_FOLIO_ORDER`].
+    pub fn folio_counters(&self, order: usize) -> FolioCounters {
+        self.state.lock().folios[order]
+    }
+
+    fn count_folio(&self, order: usize, count: impl FnOnce(&mut FolioCounters)) {
+        count(&mut self.state.lock().folios[order]);
+    }
+}
+
+fn order(pages: usize) -> usize {
+    let order = pages.trailing_zeros() as usize;
+    assert!(pages.is_power_of_two() && order <= MAX_FOLIO_ORDER, "a folio of {pages} pages");
+    order
+}

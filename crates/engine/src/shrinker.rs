@@ -1,0 +1,45 @@
+//! Writeback under memory pressure, before any limit is hit. Whoever reclaims memory asks how much there is to gain from a
+//! group, and then for a part of it. There is nothing to tune:
+//!
+//! 1. A list protects as many entries as pages of it were loaded lately, from the pool or from disk: both say that it is
+//!    still hot. Protection is used up as the list is scanned, and cut back as the list grows (see `lru`). Pressure that
+//!    lasts gets through: a count that finds everything protected uses up as much protection.
+//! 2. What is not protected counts for as much as it would give back: an entry that takes a quarter of its page is
+//!    worth four times more in the pool than on disk, so a quarter of them is on offer.
+//! 3. Each entry passes once, as it was stored or loaded since the last scan. A loaded one also ends the scan: its fault may be
+//!    under way, and what comes after it is warmer still.
+
+use crate::groups::Group;
+use crate::zswap::Zswap;
+
+impl Zswap {
+    /// How many entries of a group, itself alone, could be written back from a node. Forbidden by
+    /// `memory.zswap.writeback`, switched off, or without a swap file: 0.
+    pub fn shrinker_count(&self, group: Group, node: u8) -> u64 {
+        let state = &mut *self.state.lock();
+        let Some(number) = state.groups.find(group) else { return 0 };
+        let offered = state.config.shrinker_enabled && self.swap.is_some() && state.groups.may_write_back(number);
+        let listed = state.groups.listed(number, node);
+        if !offered || listed == 0 {
+            return 0;
+        }
+        let lru = state.groups.lru_mut(number, node);
+        let free = listed.saturating_sub(lru.protected);
+        if free == 0 {
+            lru.protected -= listed;
+        }
+        let counters = state.groups.counters(number);
+        // Entries times compressed bytes fit: 2^30 times 2^42, and more besides.
+        (free as u128 * counters.zswap as u128 / counters.zswapped.max(1) as u128) as u64
+    }
+
+    /// Looks at up to `nr` entries from the cold end of a group's list and writes back those that are neither in use nor new;
+    /// returns how many.
+    pub fn shrinker_scan(&self, group: Group, node: u8, nr: u64) -> u64 {
+        let number = {
+            let state = self.state.lock();
+            state.groups.find(group).filter(|_| state.config.shrinker_enabled)
+        };
+        number.map_or(0, |number| self.scan_list(number, node, nr))
+    }
+}

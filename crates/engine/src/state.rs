@@ -1,0 +1,308 @@
+//! Everything in memory, and what may be done to it without letting go of the lock around it.
+
+use crate::counters::Events;
+use crate::folio::{FolioCounters, MAX_FOLIO_ORDER};
+use crate::groups::{Group, Groups};
+use crate::lru::Lru;
+use crate::pools::{PoolId, Pools};
+use crate::slots::{Heat, Location, Object, Sealed, Slot, Slots};
+use crate::swapfile::DiskSpace;
+use crate::table::Links;
+use crate::zpool::{AllocError, PageSource};
+use crate::zswap::{Config, Refusal};
+use crate::{PAGE_SIZE, Page};
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+
+pub(crate) struct State {
+    pub config: Config,
+    pub slots: Slots,
+    pub groups: Groups,
+    pub pools: Pools,
+    pub space: DiskSpace,
+    /// The cap was hit, and the pools have not been at or under the accept threshold since.
+    full: bool,
+    pub same_filled: u64,
+    /// By order.
+    pub folios: [FolioCounters; MAX_FOLIO_ORDER + 1],
+}
+
+/// What a store needs to know before it compresses.
+#[derive(Clone, Copy)]
+pub(crate) struct Admission {
+    pub pool: PoolId,
+    /// A page that takes more bytes than this is incompressible.
+    pub limit: usize,
+    /// Whether such pages are kept.
+    pub keeps_incompressible: bool,
+}
+
+/// What a load has to work on after the lock is dropped.
+pub(crate) enum Found {
+    Filled([u8; 8]),
+    /// In the buffer.
+    Pool {
+        pool: PoolId,
+        length: usize,
+    },
+    Disk(Sealed),
+}
+
+impl State {
+    pub fn new(config: Config, memory: Box<dyn PageSource>) -> State {
+        State {
+            slots: Slots::new(),
+            groups: Groups::new(),
+            pools: Pools::new(Arc::from(memory), PoolId::new(config.compressor, config.zpool)),
+            space: DiskSpace::new(config.swap_limit_bytes),
+            full: false,
+            same_filled: 0,
+            folios: Default::default(),
+            config,
+        }
+    }
+
+    pub fn pool_bytes(&self) -> u64 {
+        self.pools.pages() * PAGE_SIZE as u64
+    }
+
+    /// The most the pools may hold for stores to be accepted again after the cap was hit.
+    fn accept_bytes(&self) -> u64 {
+        let Config { max_pool_bytes, accept_threshold_percent, .. } = self.config;
+        let threshold = max_pool_bytes as u128 * accept_threshold_percent as u128 / 100;
+        // A store needs a pool below its cap, whatever the threshold.
+        (threshold as u64).min(max_pool_bytes.saturating_sub(1))
+    }
+
+    /// Whether a store may be accepted; remembers that the cap was hit.
+    pub fn has_room(&mut self) -> bool {
+        let pool = self.pool_bytes();
+        self.full = pool >= self.config.max_pool_bytes || (self.full && pool > self.accept_bytes());
+        !self.full
+    }
+
+    /// How far the pools are above the accept threshold, if that keeps stores from being accepted; else 0.
+    pub fn shrink_needed(&self) -> u64 {
+        let (pool, accept) = (self.pool_bytes(), self.accept_bytes());
+        let refusing = self.full || pool >= self.config.max_pool_bytes;
+        if refusing { pool.saturating_sub(accept) } else { 0 }
+    }
+
+    /// Lets a store in, or not, for a reason that is counted here.
+    pub fn admit(&mut self, group: u16, events: &Events) -> Result<Admission, Refusal> {
+        if !self.has_room() {
+            events.pool_limit_hit.count();
+            return Err(Refusal::Pool);
+        }
+        let keeps_incompressible = self.groups.may_write_back(group);
+        Ok(Admission { pool: self.pools.current(), limit: self.pools.largest_below_page(), keeps_incompressible })
+    }
+
+    /// The number of a group that a caller names.
+    pub fn group(&self, group: Group) -> Result<u16, Refusal> {
+        self.groups.find(group).ok_or(Refusal::NoGroup)
+    }
+
+    /// The group that is charged for a slot in use.
+    pub fn group_of(&mut self, slot: Slot) -> u16 {
+        let entry = self.slots.get_mut(slot);
+        let named = entry.group;
+        let living = self.groups.resolve(named);
+        if living != named {
+            entry.group = living;
+            self.groups.name(living);
+            self.groups.unname(named);
+        }
+        living
+    }
+
+    /// The list of an entry in the pool, or of one that would be in the current one.
+    fn list_of(&mut self, slot: Slot, pool: PoolId) -> (u16, u8) {
+        let group = self.group_of(slot);
+        let node = self.slots.get_mut(slot).node;
+        self.config.policy.list(group, node, pool)
+    }
+
+    fn lru_of(&mut self, slot: Slot, pool: PoolId) -> (&mut Lru, &mut Slots) {
+        let (group, node) = self.list_of(slot, pool);
+        (self.groups.lru_mut(group, node), &mut self.slots)
+    }
+
+    /// A slot with one reference that the group is charged for by name; its bytes are charged by the caller.
+    pub fn insert(&mut self, group: u16, node: u8, location: Location) -> Option<Slot> {
+        let slot = self.slots.insert(group, node, location)?;
+        self.groups.name(group);
+        Some(slot)
+    }
+
+    /// Keeps the eight bytes that a page consists of.
+    pub fn store_filled(&mut self, value: [u8; 8], group: u16, node: u8) -> Option<Slot> {
+        let slot = self.insert(group, node, Location::Filled { value })?;
+        self.same_filled += 1;
+        self.groups.charge(group, |counters| counters.zswapped += PAGE_SIZE as u64);
+        Some(slot)
+    }
+
+    /// Puts a compressed page, or a page as it is, into a pool and at the hot end of its list.
+    pub fn store(&mut self, pool: PoolId, data: &[u8], group: u16, node: u8) -> Result<Slot, AllocError> {
+        let object = self.pools.malloc(pool, data)?;
+        let pooled = Location::Pooled { object, links: Links::default(), heat: Heat::Fresh };
+        let Some(slot) = self.insert(group, node, pooled) else {
+            self.pools.free(object);
+            return Err(AllocError::Metadata);
+        };
+        self.groups.charge_object(group, data.len(), true);
+        self.list_hot(slot, object);
+        Ok(slot)
+    }
+
+    /// Puts an entry that is on no list at the hot end of its own.
+    pub fn list_hot(&mut self, slot: Slot, object: Object) {
+        let (lru, slots) = self.lru_of(slot, object.pool);
+        lru.add(slots, slot, object);
+    }
+
+    /// Puts an entry that is on no list back at the cold end of its own.
+    pub fn list_cold(&mut self, slot: Slot, object: Object) {
+        let (lru, slots) = self.lru_of(slot, object.pool);
+        lru.put_back(slots, slot, object);
+    }
+
+    /// Finds a page; one in the pool is copied into `buffer` as it is stored, and marked as loaded.
+    pub fn find(&mut self, slot: Slot, buffer: &mut Page) -> Found {
+        let object = match &mut self.slots.get_mut(slot).location {
+            Location::Vacant { .. } => unreachable!("a slot in use is not vacant"),
+            Location::Filled { value } => {
+                let value = *value;
+                self.count_load(slot, None, value == [0; 8]);
+                return Found::Filled(value);
+            }
+            Location::Disk(sealed) => return Found::Disk(*sealed),
+            Location::Pooled { object, heat, .. } => {
+                *heat = Heat::Loaded;
+                *object
+            }
+            Location::Writing { object, loaded, .. } => {
+                *loaded = true;
+                *object
+            }
+        };
+        let data = self.pools.get(object);
+        let length = data.len();
+        buffer[..length].copy_from_slice(data);
+        self.count_load(slot, Some(object.pool), false);
+        Found::Pool { pool: object.pool, length }
+    }
+
+    fn count_load(&mut self, slot: Slot, pool: Option<PoolId>, zero: bool) {
+        let group = self.group_of(slot);
+        self.groups.charge(group, |counters| *if zero { &mut counters.swpin_zero } else { &mut counters.zswpin } += 1);
+        if let Some(pool) = pool {
+            self.lru_of(slot, pool).0.protect();
+        }
+    }
+
+    /// A page came from the pool, and was damaged: it does not count as loaded.
+    pub fn uncount_load(&mut self, slot: Slot) {
+        let group = self.group_of(slot);
+        self.groups.charge(group, |counters| counters.zswpin -= 1);
+    }
+
+    /// A page was read from the swap file.
+    pub fn count_read(&mut self, slot: Slot) {
+        let group = self.group_of(slot);
+        self.groups.charge(group, |counters| counters.pswpin += 1);
+        let current = self.pools.current();
+        self.lru_of(slot, current).0.protect();
+    }
+
+    /// Drops a reference, and the entry with the last one; returns a block on disk that is then to be freed.
+    pub fn invalidate(&mut self, slot: Slot) -> Option<u32> {
+        let entry = self.slots.get_mut(slot);
+        entry.references -= 1;
+        if entry.references > 0 {
+            return None;
+        }
+        // The entry is looked up as one in use until it is removed.
+        entry.references = 1;
+        let location = entry.location;
+        let group = self.group_of(slot);
+        match location {
+            Location::Vacant { .. } => unreachable!("a slot in use is not vacant"),
+            Location::Filled { .. } => {
+                self.same_filled -= 1;
+                self.groups.charge(group, |counters| counters.zswapped -= PAGE_SIZE as u64);
+            }
+            Location::Pooled { object, .. } => {
+                let (lru, slots) = self.lru_of(slot, object.pool);
+                lru.remove(slots, slot);
+                self.free_object(group, object);
+            }
+            Location::Writing { object, .. } => drop(self.free_object(group, object)),
+            Location::Disk(_) => {}
+        }
+        self.slots.remove(slot);
+        self.groups.unname(group);
+        if let Location::Disk(Sealed { block, .. }) = location { Some(block) } else { None }
+    }
+
+    /// Frees an object that a group is charged for; returns the pages that went back to the system.
+    pub fn free_object(&mut self, group: u16, object: Object) -> u64 {
+        self.groups.charge_object(group, self.pools.length(object), false);
+        self.pools.free(object)
+    }
+
+    /// Marks the pools full if they are at the cap: a run of the worker then goes down to the accept threshold.
+    pub fn mark_full(&mut self) {
+        self.has_room();
+    }
+
+    pub fn check_valid(&mut self) {
+        self.slots.table.check_valid();
+        let named: Vec<u16> = self.slots.iter().map(|(_, entry)| entry.group).collect();
+        let lists = self.groups.check_valid(&mut self.slots, named.into_iter());
+        let listed: HashMap<u32, (u16, u8)> =
+            lists.into_iter().flat_map(|(list, slots)| slots.into_iter().map(move |slot| (slot, list))).collect();
+        let slots: Vec<(Slot, Location)> = self.slots.iter().map(|(slot, entry)| (slot, entry.location)).collect();
+        let (mut objects, mut blocks, mut same_filled, mut bytes) = (HashSet::new(), Vec::new(), 0, 0);
+        let mut groups: HashMap<u16, (u64, u64, u64)> = HashMap::new();
+        for (slot, location) in slots {
+            let entry = self.slots.get_mut(slot);
+            assert!(entry.references > 0, "{slot:?} has no owner");
+            let mut charged = (0, 0, 0);
+            match location {
+                Location::Vacant { .. } => unreachable!("the table skips vacant cells"),
+                Location::Filled { .. } => {
+                    same_filled += 1;
+                    charged.1 = PAGE_SIZE as u64;
+                }
+                Location::Pooled { object, .. } => {
+                    let list = self.list_of(slot, object.pool);
+                    assert_eq!(listed.get(&slot.raw()), Some(&list), "{slot:?} is in the pool but not on its list");
+                    assert!(objects.insert(object), "{slot:?} shares its object");
+                    let length = self.pools.get(object).len() as u64;
+                    bytes += length;
+                    charged = (length, PAGE_SIZE as u64, if length == PAGE_SIZE as u64 { length } else { 0 });
+                }
+                Location::Writing { .. } => panic!("{slot:?} is being written, and nobody writes"),
+                Location::Disk(Sealed { block, .. }) => blocks.push(block),
+            }
+            let group = self.group_of(slot);
+            for number in self.groups.path(group) {
+                let sum = groups.entry(number).or_default();
+                *sum = (sum.0 + charged.0, sum.1 + charged.1, sum.2 + charged.2);
+            }
+        }
+        assert_eq!(listed.len(), objects.len(), "entries on LRU lists against entries in the pools");
+        assert_eq!(self.pools.objects() as usize, objects.len(), "objects in the pools against entries");
+        assert_eq!(self.pools.bytes(), bytes, "bytes in the pools against entries");
+        assert_eq!(self.same_filled, same_filled, "same-filled");
+        for number in self.groups.living() {
+            let counters = self.groups.counters(number);
+            let gauges = (counters.zswap, counters.zswapped, counters.zswap_incomp);
+            assert_eq!(gauges, groups.get(&number).copied().unwrap_or_default(), "charges of group {number}");
+        }
+        self.pools.check_valid();
+        self.space.check_valid(blocks.into_iter());
+    }
+}
