@@ -168,11 +168,9 @@ impl Zswap {
         let run = state.space.allocate(want as usize)?;
         cluster.victims.clear();
         let mut cursor = if shrink.scope == Scope::All { state.groups.cursor } else { shrink.cursor };
-        while let Some(list) = state.groups.next_list(shrink.scope, &mut cursor) {
+        while cluster.victims.len() < run.len as usize && shrink.scans > 0 && !shrink.stopped {
+            let Some(list) = state.groups.next_list(shrink.scope, &mut cursor) else { break };
             let room = (run.len as usize - cluster.victims.len()).min(VISIT);
-            if room == 0 || shrink.scans == 0 || shrink.stopped {
-                break;
-            }
             visit(swap, state, list, room, &mut cluster.victims, shrink);
         }
         if shrink.scope == Scope::All {

@@ -149,3 +149,24 @@ pub fn expect(zswap: &Zswap, slot: Slot, page: &Page) -> Origin {
     assert!(loaded == *page, "another page than was stored");
     origin
 }
+
+/// Stores the pages of the seeds from `seeds`.
+pub fn fill(zswap: &Zswap, seeds: std::ops::Range<u64>, home: Home) -> Vec<Slot> {
+    seeds.map(|seed| zswap.swap_out(&page(seed), home).expect("room")).collect()
+}
+
+/// A new group below the root.
+pub fn group(zswap: &Zswap) -> Group {
+    zswap.create_group(Group::ROOT).expect("room for a group")
+}
+
+/// The home of pages of a group on node 0.
+pub fn of(group: Group) -> Home {
+    Home { group, node: 0 }
+}
+
+/// How many of these pages of seeds from 0 on are on disk.
+pub fn on_disk(zswap: &Zswap, slots: &[Slot], first_seed: u64) -> usize {
+    let origins = slots.iter().zip(first_seed..).map(|(&slot, seed)| expect(zswap, slot, &page(seed)));
+    origins.filter(|origin| *origin == Origin::Disk).count()
+}

@@ -7,13 +7,24 @@ use uzswap_engine::*;
 
 #[derive(Debug, Clone)]
 enum Step {
-    SwapOut { kind: u8, seed: u64 },
+    SwapOut { kind: u8, seed: u64, group: prop::sample::Index, node: u8 },
+    SwapOutFolio { order: u32, seed: u64, group: prop::sample::Index },
+    LoadFolio { first: prop::sample::Index, order: u32 },
     Load { which: prop::sample::Index },
     Dup { which: prop::sample::Index },
     Invalidate { which: prop::sample::Index },
     Shrink { bytes: u64 },
+    Work,
+    Scan { group: prop::sample::Index, node: u8, entries: u64 },
+    CreateGroup { parent: prop::sample::Index },
+    RemoveGroup { which: prop::sample::Index },
+    TakeOffline { which: prop::sample::Index },
+    SetZswapMax { which: prop::sample::Index, pages: Option<u64> },
+    SetWriteback { which: prop::sample::Index, allowed: bool },
     Compact,
     SetCompressor { index: usize },
+    SetZpool { index: usize },
+    SetEnabled { on: bool },
     SetCap { pages: u64 },
     SetThreshold { percent: u8 },
     Fault { kind: u8, on: bool },
@@ -22,13 +33,25 @@ enum Step {
 fn step() -> impl Strategy<Value = Step> {
     let which = any::<prop::sample::Index>;
     prop_oneof![
-        10 => (0u8..4, 0u64..50).prop_map(|(kind, seed)| Step::SwapOut { kind, seed }),
+        10 => (0u8..4, 0u64..50, which(), 0u8..3)
+            .prop_map(|(kind, seed, group, node)| Step::SwapOut { kind, seed, group, node }),
+        2 => (0u32..4, 0u64..50, which()).prop_map(|(order, seed, group)| Step::SwapOutFolio { order, seed, group }),
+        2 => (which(), 0u32..4).prop_map(|(first, order)| Step::LoadFolio { first, order }),
         4 => which().prop_map(|which| Step::Load { which }),
         2 => which().prop_map(|which| Step::Dup { which }),
         6 => which().prop_map(|which| Step::Invalidate { which }),
         3 => prop_oneof![0u64..100_000, Just(u64::MAX)].prop_map(|bytes| Step::Shrink { bytes }),
+        2 => Just(Step::Work),
+        2 => (which(), 0u8..3, 0u64..40).prop_map(|(group, node, entries)| Step::Scan { group, node, entries }),
+        2 => which().prop_map(|parent| Step::CreateGroup { parent }),
+        2 => which().prop_map(|which| Step::RemoveGroup { which }),
+        1 => which().prop_map(|which| Step::TakeOffline { which }),
+        1 => (which(), prop::option::of(0u64..10)).prop_map(|(which, pages)| Step::SetZswapMax { which, pages }),
+        1 => (which(), any::<bool>()).prop_map(|(which, allowed)| Step::SetWriteback { which, allowed }),
         1 => Just(Step::Compact),
         1 => (0usize..4).prop_map(|index| Step::SetCompressor { index }),
+        1 => (0usize..2).prop_map(|index| Step::SetZpool { index }),
+        1 => prop::bool::weighted(0.7).prop_map(|on| Step::SetEnabled { on }),
         1 => (0u64..40).prop_map(|pages| Step::SetCap { pages }),
         1 => (0u8..=100).prop_map(|percent| Step::SetThreshold { percent }),
         2 => (0u8..5, any::<bool>()).prop_map(|(kind, on)| Step::Fault { kind, on }),
@@ -44,26 +67,129 @@ fn content(kind: u8, seed: u64) -> Page {
     }
 }
 
-fn run(swap: bool, limit: Option<u64>, steps: Vec<Step>) {
-    let config = Config { max_pool_bytes: 30 * 4096, swap_limit_bytes: limit.map(|pages| pages * 4096), ..ROOMY };
+/// The tree as it should be, besides the root.
+#[derive(Default)]
+struct Tree {
+    /// Each group, its parent, and whether it may write back.
+    groups: Vec<(Group, Group, bool)>,
+    root_is_read_only: bool,
+}
+
+impl Tree {
+    fn pick(&self, which: prop::sample::Index) -> Group {
+        let index = which.index(self.groups.len() + 1);
+        self.groups.get(index).map_or(Group::ROOT, |(group, ..)| *group)
+    }
+
+    fn may_write_back(&self, group: Group) -> bool {
+        match self.groups.iter().find(|(found, ..)| *found == group) {
+            None => !self.root_is_read_only,
+            Some(&(_, parent, allowed)) => allowed && self.may_write_back(parent),
+        }
+    }
+
+    fn set_writeback(&mut self, group: Group, allowed: bool) {
+        match self.groups.iter_mut().find(|(found, ..)| *found == group) {
+            None => self.root_is_read_only = !allowed,
+            Some(found) => found.2 = allowed,
+        }
+    }
+}
+
+fn run(policy: Policy, swap: bool, limit: Option<u64>, steps: Vec<Step>) {
+    let config =
+        Config { policy, max_pool_bytes: 30 * 4096, swap_limit_bytes: limit.map(|pages| pages * 4096), ..ROOMY };
     let (zswap, faults) = zswap(config, swap);
+    let mut tree = Tree::default();
     // One element for each reference.
     let mut model: Vec<(Slot, Page)> = Vec::new();
     for step in steps {
         let pick = |which: prop::sample::Index| (!model.is_empty()).then(|| which.index(model.len()));
+        let refused = |error, group| match error {
+            SwapOutError::Io(_) => assert!(faults.write_errors.load(Relaxed)),
+            SwapOutError::WritebackForbidden => assert!(!tree.may_write_back(group)),
+            SwapOutError::NoSpace => {}
+            SwapOutError::NoGroup => panic!("{group:?} is there"),
+        };
         match step {
-            Step::SwapOut { kind, seed } => {
+            Step::SwapOut { kind, seed, group, node } => {
                 let page = content(kind, seed);
-                match zswap.swap_out(&page, Home::ROOT) {
+                let group = tree.pick(group);
+                match zswap.swap_out(&page, Home { group, node }) {
                     Ok(slot) => {
                         assert!(model.iter().all(|(other, _)| *other != slot), "a slot in use is given out");
                         model.push((slot, page));
                     }
-                    Err(SwapOutError::Io(_)) => assert!(faults.write_errors.load(Relaxed)),
-                    Err(SwapOutError::NoSpace) => {}
-                    Err(error) => panic!("{error}"),
+                    Err(error) => refused(error, group),
                 }
             }
+            Step::SwapOutFolio { order, seed, group } => {
+                let pages: Vec<Page> = (0..1 << order).map(|i| content((seed % 4) as u8, seed + i)).collect();
+                let group = tree.pick(group);
+                let before = (zswap.counters().stored_pages, zswap.counters().swap_current);
+                match zswap.swap_out_folio(&pages, Home { group, node: 0 }) {
+                    Ok(slots) => model.extend(slots.into_iter().zip(pages)),
+                    Err(error) => {
+                        refused(error, group);
+                        let after = (zswap.counters().stored_pages, zswap.counters().swap_current);
+                        // A group at its limit may have been shrunk for it.
+                        assert!(after.0 * 4096 + after.1 == before.0 * 4096 + before.1, "nothing is left of it");
+                    }
+                }
+            }
+            Step::LoadFolio { first, order } => {
+                let first = if model.is_empty() { 0 } else { first.index(model.len()) };
+                let Some(folio) = model.get(first..first + (1 << order)) else { continue };
+                let slots: Vec<Slot> = folio.iter().map(|(slot, _)| *slot).collect();
+                let mut loaded = vec![[0; PAGE_SIZE]; slots.len()];
+                match zswap.load_folio(&slots, &mut loaded) {
+                    Ok(_) => {
+                        assert!(folio.iter().zip(&loaded).all(|((_, page), loaded)| page == loaded), "wrong bytes")
+                    }
+                    Err(LoadError::Io(_)) => assert!(faults.read_errors.load(Relaxed)),
+                    Err(LoadError::Corrupt) => assert!(faults.damaged_reads.load(Relaxed)),
+                }
+            }
+            Step::Work => {
+                let before = zswap.pool_bytes();
+                assert_eq!(zswap.shrink_until_accepting(), before - zswap.pool_bytes());
+            }
+            Step::Scan { group, node, entries } => {
+                let group = tree.pick(group);
+                let before = zswap.counters().written_back_pages;
+                zswap.shrinker_count(group, node);
+                let written = zswap.shrinker_scan(group, node, entries);
+                assert_eq!(zswap.counters().written_back_pages, before + written);
+                assert!(written == 0 || tree.may_write_back(group));
+            }
+            Step::CreateGroup { parent } => {
+                let parent = tree.pick(parent);
+                tree.groups.push((zswap.create_group(parent).unwrap(), parent, true));
+            }
+            Step::RemoveGroup { which } => {
+                let group = tree.pick(which);
+                let has_children = tree.groups.iter().any(|(_, parent, _)| *parent == group);
+                let removed = zswap.remove_group(group);
+                if group == Group::ROOT {
+                    assert_eq!(removed, Err(GroupError::Root));
+                } else if has_children {
+                    assert_eq!(removed, Err(GroupError::HasChildren));
+                } else {
+                    assert_eq!(removed, Ok(()));
+                    tree.groups.retain(|(other, ..)| *other != group);
+                }
+            }
+            Step::TakeOffline { which } => drop(zswap.take_group_offline(tree.pick(which))),
+            Step::SetZswapMax { which, pages } => {
+                zswap.set_zswap_max(tree.pick(which), pages.map(|pages| pages * 4096)).unwrap();
+            }
+            Step::SetWriteback { which, allowed } => {
+                let group = tree.pick(which);
+                tree.set_writeback(group, allowed);
+                zswap.set_writeback(group, allowed).unwrap();
+            }
+            Step::SetZpool { index } => zswap.set_zpool(Zpool::ALL[index]),
+            Step::SetEnabled { on } => zswap.set_enabled(on),
             Step::Load { which } => {
                 if let Some(index) = pick(which) {
                     let (slot, page) = &model[index];
@@ -122,13 +248,14 @@ fn fault(faults: &Faults, kind: u8) -> &AtomicBool {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(128))]
+    #![proptest_config(ProptestConfig::with_cases(256))]
     #[test]
     fn every_page_comes_out_as_it_went_in(
+        policy in prop_oneof![4 => Just(Policy::PerGroupLru), 1 => prop::sample::select(&Policy::ALL[..])],
         swap in prop::bool::weighted(0.8),
         limit in prop::option::of(0u64..60),
-        steps in prop::collection::vec(step(), 1..150),
+        steps in prop::collection::vec(step(), 1..200),
     ) {
-        run(swap, limit, steps);
+        run(policy, swap, limit, steps);
     }
 }

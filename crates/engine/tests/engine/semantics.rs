@@ -5,10 +5,6 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use uzswap_engine::*;
 
-fn fill(zswap: &Zswap, pages: u64) -> Vec<Slot> {
-    (0..pages).map(|seed| zswap.swap_out(&page(seed), Home::ROOT).unwrap()).collect()
-}
-
 #[test]
 fn an_exclusive_load_is_load_and_invalidate() {
     let (zswap, _) = zswap(ROOMY, false);
@@ -157,7 +153,7 @@ fn without_memory_a_store_is_refused_and_counted() {
 #[test]
 fn shrink_writes_the_coldest_first() {
     let (zswap, _) = zswap(ROOMY, true);
-    let slots = fill(&zswap, 200);
+    let slots = fill(&zswap, 0..200, Home::ROOT);
     let before = zswap.pool_bytes();
     let freed = zswap.shrink(before / 4);
     assert!(freed >= before / 4, "{freed} of {before}");
@@ -177,7 +173,7 @@ fn shrink_writes_the_coldest_first() {
 #[test]
 fn a_shared_entry_that_was_loaded_has_a_second_chance() {
     let (zswap, _) = zswap(ROOMY, true);
-    let slots = fill(&zswap, 100);
+    let slots = fill(&zswap, 0..100, Home::ROOT);
     zswap.dup(slots[0]);
     expect(&zswap, slots[0], &page(0));
     zswap.invalidate(slots[0]);
@@ -192,7 +188,7 @@ fn a_shared_entry_that_was_loaded_has_a_second_chance() {
 #[test]
 fn a_writeback_is_few_large_writes() {
     let (zswap, faults) = zswap(ROOMY, true);
-    fill(&zswap, 1024);
+    fill(&zswap, 0..1024, Home::ROOT);
     zswap.shrink(u64::MAX);
     assert_eq!((zswap.counters().written_back_pages, faults.writes.load(Relaxed)), (1024, 4));
 }
@@ -201,7 +197,7 @@ fn a_writeback_is_few_large_writes() {
 fn freed_disk_space_is_discarded_and_used_again() {
     let (zswap, faults) = zswap(ROOMY, true);
     for round in 1..=3 {
-        let slots = fill(&zswap, 512);
+        let slots = fill(&zswap, 0..512, Home::ROOT);
         zswap.shrink(u64::MAX);
         assert_eq!(zswap.counters().swap_current, 512 * 4096);
         slots.into_iter().for_each(|slot| zswap.invalidate(slot));
@@ -214,7 +210,7 @@ fn freed_disk_space_is_discarded_and_used_again() {
 #[test]
 fn without_a_swap_file_nothing_is_written_back() {
     let (zswap, _) = zswap(ROOMY, false);
-    fill(&zswap, 10);
+    fill(&zswap, 0..10, Home::ROOT);
     assert_eq!(zswap.shrink(u64::MAX), 0);
     assert_eq!(zswap.counters().stored_pages, 10);
 }
@@ -222,7 +218,7 @@ fn without_a_swap_file_nothing_is_written_back() {
 #[test]
 fn a_failed_write_loses_nothing_and_gives_up() {
     let (zswap, faults) = zswap(ROOMY, true);
-    let slots = fill(&zswap, 300);
+    let slots = fill(&zswap, 0..300, Home::ROOT);
     faults.write_errors.store(true, Relaxed);
     assert_eq!(zswap.shrink(u64::MAX), 0);
     let counters = zswap.counters();
@@ -238,7 +234,7 @@ fn a_failed_write_loses_nothing_and_gives_up() {
 #[test]
 fn a_nearly_full_disk_is_filled_with_smaller_writes() {
     let (zswap, faults) = zswap(ROOMY, true);
-    fill(&zswap, 64);
+    fill(&zswap, 0..64, Home::ROOT);
     faults.largest_write.store(8 * 4096, Relaxed);
     assert!(zswap.shrink(u64::MAX) > 0);
     assert_eq!(zswap.counters().written_back_pages, 64);
@@ -247,7 +243,7 @@ fn a_nearly_full_disk_is_filled_with_smaller_writes() {
 #[test]
 fn writeback_stops_at_the_swap_limit() {
     let (zswap, _) = zswap(Config { swap_limit_bytes: Some(100 * 4096), ..ROOMY }, true);
-    fill(&zswap, 300);
+    fill(&zswap, 0..300, Home::ROOT);
     zswap.shrink(u64::MAX);
     let counters = zswap.counters();
     assert_eq!((counters.swap_current, counters.stored_pages, counters.reject_reclaim_fail), (100 * 4096, 200, 0));
@@ -258,7 +254,7 @@ fn writeback_stops_at_the_swap_limit() {
 fn an_entry_that_changes_while_it_is_written_is_not_recorded() {
     let (zswap, faults) = zswap(ROOMY, true);
     let zswap = Arc::new(zswap);
-    let slots = fill(&zswap, 40);
+    let slots = fill(&zswap, 0..40, Home::ROOT);
     let (other, during) = (slots.clone(), zswap.clone());
     *faults.before_write.lock() = Some(Box::new(move || {
         during.invalidate(other[0]);
@@ -282,7 +278,7 @@ fn an_entry_that_changes_while_it_is_written_is_not_recorded() {
 fn nothing_waits_for_a_writeback() {
     let (zswap, faults) = zswap(ROOMY, true);
     let zswap = Arc::new(zswap);
-    let slots = fill(&zswap, 100);
+    let slots = fill(&zswap, 0..100, Home::ROOT);
     zswap.shrink(1);
     assert_eq!(expect(&zswap, slots[0], &page(0)), Origin::Disk);
     let (started, writing) = std::sync::mpsc::channel();
@@ -309,7 +305,7 @@ fn nothing_waits_for_a_writeback() {
 #[test]
 fn damage_on_disk_is_found_and_counted() {
     let (zswap, faults) = zswap(ROOMY, true);
-    let slots = fill(&zswap, 2);
+    let slots = fill(&zswap, 0..2, Home::ROOT);
     zswap.shrink(u64::MAX);
     let load = |slot| zswap.load(slot, &mut [0; PAGE_SIZE]);
     faults.damaged_reads.store(true, Relaxed);
@@ -335,7 +331,7 @@ fn damage_on_disk_is_found_and_counted() {
 #[test]
 fn a_failed_read_can_be_tried_again() {
     let (zswap, faults) = zswap(ROOMY, true);
-    let slots = fill(&zswap, 1);
+    let slots = fill(&zswap, 0..1, Home::ROOT);
     zswap.shrink(u64::MAX);
     faults.read_errors.store(true, Relaxed);
     assert!(matches!(zswap.load(slots[0], &mut [0; PAGE_SIZE]), Err(LoadError::Io(_))));
@@ -364,7 +360,7 @@ fn entries_remember_their_codec() {
 #[test]
 fn compaction_gives_pages_back() {
     let (zswap, _) = zswap(ROOMY, false);
-    let slots = fill(&zswap, 1000);
+    let slots = fill(&zswap, 0..1000, Home::ROOT);
     let (keep, drop): (Vec<_>, Vec<_>) = slots.into_iter().enumerate().partition(|(i, _)| i % 20 == 0);
     drop.into_iter().for_each(|(_, slot)| zswap.invalidate(slot));
     let before = zswap.pool_bytes();
@@ -384,7 +380,7 @@ fn drop_checked(zswap: &Zswap, slot: Slot, seed: u64) {
 fn metadata_is_at_most_64_bytes_a_page() {
     let (zswap, _) = zswap(ROOMY, true);
     let pages = 20_000;
-    fill(&zswap, pages);
+    fill(&zswap, 0..pages, Home::ROOT);
     let in_pool = zswap.metadata_bytes();
     assert!(in_pool <= 64 * pages, "{} bytes a page in the pool", in_pool / pages);
     zswap.shrink(u64::MAX);
