@@ -279,7 +279,12 @@ impl Groups {
     }
 
     /// The living group that has what names `number`. Groups passed on the way forward to it directly from now on.
+    #[inline]
     pub fn resolve(&mut self, number: u16) -> u16 {
+        if let Life::Forwards(_) = self.member(number).life { self.follow(number) } else { number }
+    }
+
+    fn follow(&mut self, number: u16) -> u16 {
         let mut living = number;
         while let Life::Forwards(to) = self.member(living).life {
             living = to;

@@ -169,6 +169,7 @@ impl Pools {
         &mut **pool
     }
 
+    #[inline]
     fn drop_if_done(&mut self, id: PoolId) {
         if id != self.current && self.live[id.index()].as_ref().is_some_and(|pool| pool.objects() == 0) {
             self.live[id.index()] = None;

@@ -103,28 +103,27 @@ impl State {
         self.groups.find(group).ok_or(Refusal::NoGroup)
     }
 
-    /// The group that is charged for a slot in use.
-    pub fn group_of(&mut self, slot: Slot) -> u16 {
+    /// The group that is charged for a slot in use, and the node that its page lived on.
+    fn home_of(&mut self, slot: Slot) -> (u16, u8) {
         let entry = self.slots.get_mut(slot);
-        let named = entry.group;
+        let (named, node) = (entry.group, entry.node);
         let living = self.groups.resolve(named);
         if living != named {
             entry.group = living;
             self.groups.name(living);
             self.groups.unname(named);
         }
-        living
+        (living, node)
     }
 
-    /// The list of an entry in the pool, or of one that would be in the current one.
-    fn list_of(&mut self, slot: Slot, pool: PoolId) -> (u16, u8) {
-        let group = self.group_of(slot);
-        let node = self.slots.get_mut(slot).node;
-        self.config.policy.list(group, node, pool)
+    /// The group that is charged for a slot in use.
+    pub fn group_of(&mut self, slot: Slot) -> u16 {
+        self.home_of(slot).0
     }
 
-    fn lru_of(&mut self, slot: Slot, pool: PoolId) -> (&mut Lru, &mut Slots) {
-        let (group, node) = self.list_of(slot, pool);
+    /// The list of entries from a living group and a node in a pool.
+    fn lru(&mut self, (group, node): (u16, u8), pool: PoolId) -> (&mut Lru, &mut Slots) {
+        let (group, node) = self.config.policy.list(group, node, pool);
         (self.groups.lru_mut(group, node), &mut self.slots)
     }
 
@@ -152,19 +151,22 @@ impl State {
             return Err(AllocError::Metadata);
         };
         self.groups.charge_object(group, data.len(), true);
-        self.list_hot(slot, object);
+        let (lru, slots) = self.lru((group, node), pool);
+        lru.add(slots, slot, object);
         Ok(slot)
     }
 
     /// Puts an entry that is on no list at the hot end of its own.
     pub fn list_hot(&mut self, slot: Slot, object: Object) {
-        let (lru, slots) = self.lru_of(slot, object.pool);
+        let home = self.home_of(slot);
+        let (lru, slots) = self.lru(home, object.pool);
         lru.add(slots, slot, object);
     }
 
     /// Puts an entry that is on no list back at the cold end of its own.
     pub fn list_cold(&mut self, slot: Slot, object: Object) {
-        let (lru, slots) = self.lru_of(slot, object.pool);
+        let home = self.home_of(slot);
+        let (lru, slots) = self.lru(home, object.pool);
         lru.put_back(slots, slot, object);
     }
 
@@ -195,10 +197,10 @@ impl State {
     }
 
     fn count_load(&mut self, slot: Slot, pool: Option<PoolId>, zero: bool) {
-        let group = self.group_of(slot);
-        self.groups.charge(group, |counters| *if zero { &mut counters.swpin_zero } else { &mut counters.zswpin } += 1);
+        let home = self.home_of(slot);
+        self.groups.charge(home.0, |counters| *if zero { &mut counters.swpin_zero } else { &mut counters.zswpin } += 1);
         if let Some(pool) = pool {
-            self.lru_of(slot, pool).0.protect();
+            self.lru(home, pool).0.protect();
         }
     }
 
@@ -210,10 +212,10 @@ impl State {
 
     /// A page was read from the swap file.
     pub fn count_read(&mut self, slot: Slot) {
-        let group = self.group_of(slot);
-        self.groups.charge(group, |counters| counters.pswpin += 1);
+        let home = self.home_of(slot);
+        self.groups.charge(home.0, |counters| counters.pswpin += 1);
         let current = self.pools.current();
-        self.lru_of(slot, current).0.protect();
+        self.lru(home, current).0.protect();
     }
 
     /// Drops a reference, and the entry with the last one; returns a block on disk that is then to be freed.
@@ -226,7 +228,7 @@ impl State {
         // The entry is looked up as one in use until it is removed.
         entry.references = 1;
         let location = entry.location;
-        let group = self.group_of(slot);
+        let (group, node) = self.home_of(slot);
         match location {
             Location::Vacant { .. } => unreachable!("a slot in use is not vacant"),
             Location::Filled { .. } => {
@@ -234,7 +236,7 @@ impl State {
                 self.groups.charge(group, |counters| counters.zswapped -= PAGE_SIZE as u64);
             }
             Location::Pooled { object, .. } => {
-                let (lru, slots) = self.lru_of(slot, object.pool);
+                let (lru, slots) = self.lru((group, node), object.pool);
                 lru.remove(slots, slot);
                 self.free_object(group, object);
             }
@@ -277,7 +279,8 @@ impl State {
                     charged.1 = PAGE_SIZE as u64;
                 }
                 Location::Pooled { object, .. } => {
-                    let list = self.list_of(slot, object.pool);
+                    let (group, node) = self.home_of(slot);
+                    let list = self.config.policy.list(group, node, object.pool);
                     assert_eq!(listed.get(&slot.raw()), Some(&list), "{slot:?} is in the pool but not on its list");
                     assert!(objects.insert(object), "{slot:?} shares its object");
                     let length = self.pools.get(object).len() as u64;
