@@ -3,6 +3,7 @@
 //! Pages are words from a small vocabulary with some zeros, about what program memory compresses to.
 
 fn main() {
+    print_metadata();
     divan::main();
 }
 
@@ -39,6 +40,17 @@ fn zswap(compressor: &str, swap: Option<Box<dyn SwapFile>>) -> Zswap {
 
 fn store_all(zswap: &Zswap, pages: &[Page]) -> Vec<Slot> {
     pages.iter().map(|page| zswap.swap_out(page, Home::ROOT).expect("room")).collect()
+}
+
+/// What has to be known of every page, in the pool and on disk.
+fn print_metadata() {
+    let zswap = zswap("lz4", Some(Box::new(Null)));
+    let (pages, rounds) = (pages(), 32);
+    (0..rounds).for_each(|_| drop(store_all(&zswap, &pages)));
+    let per_page = |bytes: u64| bytes / (rounds * PAGES) as u64;
+    let in_pool = per_page(zswap.metadata_bytes());
+    zswap.shrink(u64::MAX);
+    eprintln!("metadata: {in_pool} bytes a page in the pool, {} once on disk", per_page(zswap.metadata_bytes()));
 }
 
 fn load_all(zswap: &Zswap, slots: Vec<Slot>) {

@@ -43,7 +43,7 @@ impl Lru {
 
     /// A page of this list was loaded: evidence that what is near its age is still in use.
     pub fn protect(&mut self) {
-        self.protected = self.protected.saturating_add(1);
+        self.protected = (self.protected + 1).min(self.list.len());
     }
 
     /// Adds an entry at the hot end. A list that grows needs less protection: all the same a quarter is left to it.

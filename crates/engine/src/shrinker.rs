@@ -3,7 +3,7 @@
 //!
 //! 1. A list protects as many entries as pages of it were loaded lately, from the pool or from disk: both say that it is
 //!    still hot. Protection is used up as the list is scanned, and cut back as the list grows (see `lru`). Pressure that
-//!    lasts gets through: a count that finds everything protected uses up as much protection.
+//!    lasts gets through: a count that finds everything protected leaves half of the protection.
 //! 2. What is not protected counts for as much as it would give back: an entry that takes a quarter of its page is
 //!    worth four times more in the pool than on disk, so a quarter of them is on offer.
 //! 3. Each entry passes once, as it was stored or loaded since the last scan. A loaded one also ends the scan: its fault may be
@@ -26,7 +26,7 @@ impl Zswap {
         let lru = state.groups.lru_mut(number, node);
         let free = listed.saturating_sub(lru.protected);
         if free == 0 {
-            lru.protected -= listed;
+            lru.protected /= 2;
         }
         let counters = state.groups.counters(number);
         // Entries times compressed bytes fit: 2^30 times 2^42, and more besides.

@@ -12,12 +12,21 @@ const STEPS: usize = 3000;
 
 /// One thread's part: pages of its own, some with several references.
 fn work(zswap: &Zswap, random: &mut Random, owned: &mut Vec<(Slot, u64)>) {
-    for _ in 0..STEPS {
+    let parent = group(zswap);
+    zswap.set_zswap_max(parent, (random.below(2) == 0).then_some(200 << 10)).expect("it is there");
+    let mut child = zswap.create_group(parent).expect("room");
+    for step in 0..STEPS {
+        if step % 300 == 0 {
+            // Entries of the old group are being loaded, written back and freed meanwhile.
+            zswap.remove_group(child).expect("it has no children");
+            child = zswap.create_group(parent).expect("room");
+        }
+        let home = Home { group: child, node: random.below(2) as u8 };
         let which = (!owned.is_empty()).then(|| random.below(owned.len()));
         match (random.below(10), which) {
             (0..4, _) | (_, None) => {
                 let seed = random.next();
-                if let Ok(slot) = zswap.swap_out(&content(seed), Home::ROOT) {
+                if let Ok(slot) = zswap.swap_out(&content(seed), home) {
                     owned.push((slot, seed));
                 }
             }
@@ -34,6 +43,8 @@ fn work(zswap: &Zswap, random: &mut Random, owned: &mut Vec<(Slot, u64)>) {
             (_, Some(which)) => zswap.invalidate(owned.swap_remove(which).0),
         }
     }
+    zswap.remove_group(child).expect("it has no children");
+    zswap.remove_group(parent).expect("it has none left");
 }
 
 fn content(seed: u64) -> Page {
@@ -63,6 +74,7 @@ fn threads_do_not_disturb_each_other() {
                     barrier.wait();
                     work(zswap, &mut random, &mut owned);
                     zswap.set_compressor(Compressor::ALL[(round + thread) % 4]);
+                    zswap.set_zpool(Zpool::ALL[(round * thread) % 2]);
                     running.fetch_sub(1, Relaxed);
                     barrier.wait();
                     barrier.wait();
@@ -77,6 +89,7 @@ fn threads_do_not_disturb_each_other() {
         scope.spawn(|| {
             while !done.load(Relaxed) {
                 zswap.shrink(64 << 10);
+                zswap.shrinker_scan(Group::ROOT, 0, zswap.shrinker_count(Group::ROOT, 0));
                 thread::yield_now();
             }
         });
@@ -85,9 +98,7 @@ fn threads_do_not_disturb_each_other() {
             barrier.wait();
             while running.load(Relaxed) > 0 {
                 faults.write_errors.store(random.below(8) == 0, Relaxed);
-                if let Some(bytes) = zswap.shrink_needed() {
-                    zswap.shrink(bytes);
-                }
+                zswap.shrink_until_accepting();
                 zswap.compact();
                 zswap.counters();
                 thread::yield_now();

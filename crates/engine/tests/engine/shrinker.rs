@@ -76,7 +76,7 @@ fn protection_is_used_up() {
         expect(&zswap, slots[39], &noise(39));
     }
     assert_eq!(zswap.shrinker_count(ROOT, 0), 0);
-    assert_eq!(zswap.shrinker_count(ROOT, 0), 10);
+    assert_eq!(zswap.shrinker_count(ROOT, 0), 20);
 
     // A list that grows sheds it.
     noise_list(&zswap, 10);
