@@ -103,7 +103,7 @@ impl Zswap {
     /// exactly there. Does nothing unless stores are refused. Returns the bytes of pool memory freed.
     pub fn shrink_until_accepting(&self) -> u64 {
         self.state.lock().mark_full();
-        let compacted = if self.swap.is_some() { self.compact_while(|state| state.shrink_needed() > 0) } else { 0 };
+        let compacted = self.compact_while(|state| state.shrink_needed() > 0);
         compacted + self.run(Scope::All, Goal::Accepting, Cause::Limit).freed
     }
 

@@ -226,6 +226,23 @@ fn the_worker_stops_at_the_threshold_with_compressed_pages_too() {
     zswap.check_valid();
 }
 
+#[test]
+fn the_worker_compacts_before_it_writes() {
+    let (zswap, faults) = zswap(Config { max_pool_bytes: 200 * 4096, ..ROOMY }, true);
+    let mut slots = Vec::new();
+    while zswap.shrink_needed().is_none() {
+        slots.push(zswap.swap_out(&page(slots.len() as u64), Home::ROOT).unwrap());
+    }
+    assert!(zswap.swap_out(&page(0), Home::ROOT).is_ok(), "written through");
+    let writes = faults.writes.load(Relaxed);
+    // Every third goes: hardly a zspage is empty, yet there is room for many.
+    slots.iter().step_by(3).for_each(|&slot| zswap.invalidate(slot));
+    assert!(zswap.shrink_needed().is_some(), "{}", zswap.pool_bytes() / 4096);
+    assert!(zswap.shrink_until_accepting() > 0);
+    assert_eq!((zswap.shrink_needed(), faults.writes.load(Relaxed)), (None, writes));
+    zswap.check_valid();
+}
+
 // "it walks the online groups round robin and continues where it last stopped"
 #[test]
 fn the_worker_goes_round_and_remembers_where_it_stopped() {
