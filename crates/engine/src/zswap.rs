@@ -1,13 +1,14 @@
 //! Store, load, invalidate.
 //!
 //! 1. `swap_out` stores a page in the pool; a page refused there goes to the swap file; a page refused there too stays
-//!    with the caller. Nothing is left behind by a refusal.
+//!    with the caller. Nothing is left behind by a refusal: a slot is new with each store, so there is no stale entry.
 //! 2. `load` copies a page out and changes nothing. The caller, once the page is in place, gives its reference up with
 //!    `invalidate`: together they are the exclusive load.
 //! 3. The last reference to go frees the entry, wherever it is at that moment.
 //!
 //! Locks, in the order they are taken:
-//! 1. `cluster`: held through a writeback, I/O included. Only `shrink` takes it.
+//! 1. `cluster`: held while one cluster is written back, I/O included. Who changes what may be written waits for it, and
+//!    a store of a group that is at its limit.
 //! 2. `state`: everything in memory. Held for lookups and for copies of at most a page, never over (de)compression or
 //!    I/O. What is behind it cannot reach `Zswap`, so nothing can be locked after it.
 
