@@ -12,7 +12,7 @@ use std::process::{Command, Stdio};
 use std::sync::Barrier;
 use std::time::{Duration, Instant};
 
-use uzswap_engine::{Compressor, Config, HeapSource, PAGE_SIZE, Page, Slot, Zswap};
+use uzswap_engine::{Compressor, Config, HeapSource, Home, PAGE_SIZE, Page, Slot, Zswap};
 
 fn main() {
     let quick = std::env::args().any(|argument| argument == "--quick");
@@ -113,12 +113,12 @@ fn python_heap(pages: usize) -> Vec<Page> {
 // --- measuring --------------------------------------------------------------------------------------------------
 
 fn zswap(compressor: Compressor) -> Zswap {
-    let config = Config { max_pool_bytes: 1 << 40, accept_threshold_percent: 90, compressor, swap_limit_bytes: None };
+    let config = Config { compressor, ..Config::default() };
     Zswap::new(config, None, Box::new(HeapSource))
 }
 
 fn store(zswap: &Zswap, pages: &[Page]) -> Vec<Slot> {
-    pages.iter().map(|page| zswap.swap_out(page).expect("room")).collect()
+    pages.iter().map(|page| zswap.swap_out(page, Home::ROOT).expect("room")).collect()
 }
 
 fn load(zswap: &Zswap, slots: &[Slot]) {
@@ -255,7 +255,8 @@ fn many_entries(many: usize, rounds: usize) {
     let mut costs = Vec::new();
     for entries in [FEW, many] {
         let zswap = zswap(Compressor::Lz4);
-        let mut slots: Vec<Slot> = (0..entries as u64).map(|n| zswap.swap_out(&small(n)).expect("room")).collect();
+        let mut slots: Vec<Slot> =
+            (0..entries as u64).map(|n| zswap.swap_out(&small(n), Home::ROOT).expect("room")).collect();
         let mut random = 1u64;
         let mut page = [0; PAGE_SIZE];
         let times = (0..rounds).map(|_| {
@@ -265,7 +266,7 @@ fn many_entries(many: usize, rounds: usize) {
                     let slot = &mut slots[(random >> 33) as usize % entries];
                     zswap.load(*slot, &mut page).expect("as stored");
                     zswap.invalidate(*slot);
-                    *slot = zswap.swap_out(&page).expect("room");
+                    *slot = zswap.swap_out(&page, Home::ROOT).expect("room");
                 }
             })
             .0
