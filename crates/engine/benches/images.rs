@@ -24,8 +24,6 @@ fn main() {
     capacity(&images);
 }
 
-// --- images -----------------------------------------------------------------------------------------------------
-
 struct Image {
     name: &'static str,
     pages: Vec<Page>,
@@ -110,8 +108,6 @@ fn python_heap(pages: usize) -> Vec<Page> {
     cut(&heap, pages)
 }
 
-// --- measuring --------------------------------------------------------------------------------------------------
-
 fn zswap(compressor: Compressor) -> Zswap {
     let config = Config { compressor, ..Config::default() };
     Zswap::new(config, None, Box::new(HeapSource))
@@ -176,8 +172,6 @@ impl Bare {
         assert_eq!(length, PAGE_SIZE);
     }
 }
-
-// --- tables -----------------------------------------------------------------------------------------------------
 
 /// lzo-rle is our own: there is no other to compare it with.
 const CODECS: [Compressor; 3] = [Compressor::Lz4, Compressor::Zstd, Compressor::Deflate];
