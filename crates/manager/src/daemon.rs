@@ -57,7 +57,6 @@ pub struct Setup {
 /// Becomes the manager of a job; never returns.
 pub fn become_manager(setup: Setup) -> ! {
     job::become_background("uzswap-manager");
-    job::raise_priority();
     let status = run(setup);
     job::exit_now(status)
 }

@@ -45,15 +45,6 @@ pub fn become_background(name: &str) {
     }
 }
 
-/// Has this thread, and those it starts, run before the programs that wait for them, as far as the system permits.
-pub fn raise_priority() {
-    const NICE: i32 = -10;
-    // SAFETY: no pointers. It fails without the right to (CAP_SYS_NICE); then reclaim is slower where processors are few.
-    unsafe { libc::setpriority(libc::PRIO_PROCESS, 0, NICE) };
-    // Where sessions share the processors evenly, what counts is the session's own.
-    let _ = std::fs::write("/proc/self/autogroup", NICE.to_string());
-}
-
 /// Sends a signal to a process; an error if it is gone.
 pub fn kill(pid: i32, signal: i32) -> io::Result<()> {
     // SAFETY: no pointers.
