@@ -191,9 +191,10 @@ impl Reclaimer {
         freed
     }
 
-    /// Pages that may wait in the staging area, for their second chance.
+    /// Pages that may wait in the staging area, for their second chance. The more, the better is known what is cold; but
+    /// they are resident all the same.
     fn staging_pages(&self) -> usize {
-        (self.charge.max / 64 / PAGE_SIZE as u64).clamp(64, 2048) as usize
+        (self.charge.max / 8 / PAGE_SIZE as u64).clamp(64, 3072) as usize
     }
 
     fn anybody_waits(&self) -> bool {
