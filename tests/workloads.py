@@ -169,8 +169,7 @@ def compare(context: Context, workload: Workload, seconds: float, native, part: 
     shown = ["-" if number is None else str(number) for number in (counters["zswpout"], counters["zswpin"], written)]
     columns = (f"{workload.name}/{part}", mebibytes(native.peak), mebibytes(limit), mebibytes(ours.peak),
                f"{overshoot:+.0%}" if context.uzswap else "-", f"{native.seconds:.2f}s", f"{ours.seconds:.2f}s", *shown)
-    only_peak = len(problems) == 1 and problems[0].startswith("peak")
-    raw = {"only_peak": only_peak, "natural_peak": native.peak, "limit": limit, "peak": ours.peak, "peak_upper_bound": ours.peak_upper_bound,
+    raw = {"natural_peak": native.peak, "limit": limit, "peak": ours.peak, "peak_upper_bound": ours.peak_upper_bound,
            "native_seconds": native.seconds, "seconds": ours.seconds, "counters": counters,
            "native_samples": native.samples, "samples": ours.samples}
     return Result(f"{workload.name}/{part}", not problems, "\n".join(problems), columns, raw)
@@ -187,13 +186,7 @@ def as_test(workload: Workload):
             return
         quick_parts = workload.parts if workload.quick_parts is None else workload.quick_parts
         for part in context.size(quick_parts, workload.parts):
-            result = compare(context, workload, seconds, native, part)
-            if not result.ok and result.raw["only_peak"] and not context.full:
-                # How far a peak goes depends on who else is on the machine, a result never does.
-                again = compare(context, workload, seconds, native, part)
-                again.detail = "\n".join(filter(None, (f"measured again; at first: {result.detail}", again.detail)))
-                result = again
-            yield result
+            yield compare(context, workload, seconds, native, part)
     return Test(workload.name, workload.seconds, function, needs_uzswap=False, quick=workload.quick_parts != ())
 
 

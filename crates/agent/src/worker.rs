@@ -100,7 +100,7 @@ pub extern "C" fn usher(control: *const Control) -> ! {
             let stack = shared.region.stack_top() as *mut u8;
             let worker = sys::clone_memory(sys::CLONE_FILES, stack, main, control);
             shared.worker.store(worker, Relaxed);
-            if shared.inherits && worker > 0 {
+            if worker > 0 {
                 shared.wait_until_settled();
             }
         }
@@ -114,7 +114,12 @@ pub extern "C" fn main(control: *const Control) -> ! {
     let control = unsafe { &*control };
     leave_the_program();
     match Worker::attach(control) {
-        Some(worker) => worker.obey(control),
+        Some(worker) => {
+            if !control.inherits {
+                control.settle();
+            }
+            worker.obey(control);
+        }
         None => control.settle(),
     }
     sys::exit(0)

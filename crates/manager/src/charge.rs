@@ -6,6 +6,8 @@
 
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering::Relaxed};
 
+use std::time::Duration;
+
 use parking_lot::{Condvar, Mutex};
 use uzswap_engine::PAGE_SIZE;
 
@@ -18,6 +20,8 @@ pub struct Charge {
     pub max: u64,
     /// Reclaim keeps the charge below this: `memory.high`, or a margin below `memory.max`.
     pub soft: u64,
+    /// From here on mappings are watched; below, a job costs nothing.
+    watch_from: u64,
     left: AtomicI64,
     /// Resident anonymous memory, last measured.
     pub anon: AtomicU64,
@@ -40,6 +44,7 @@ impl Charge {
         Charge {
             max,
             soft,
+            watch_from: max - watched_room(max),
             left: AtomicI64::new(max as i64),
             anon: AtomicU64::new(0),
             anon_peak: AtomicU64::new(0),
@@ -78,6 +83,19 @@ impl Charge {
         (self.max as i64 - self.left.load(Relaxed)) - self.soft as i64
     }
 
+    /// Whether the limit is so near that mappings are watched.
+    pub fn is_near(&self) -> bool {
+        self.current.load(Relaxed) > self.watch_from
+    }
+
+    /// How long nothing can happen that must be seen: memory is not touched faster than this.
+    pub fn pause(&self) -> Duration {
+        const BYTES_PER_MILLISECOND: u64 = 4 << 20;
+        const NEAR: u64 = 2;
+        let room = self.watch_from.saturating_sub(self.current.load(Relaxed));
+        Duration::from_millis((room / BYTES_PER_MILLISECOND).clamp(NEAR, 100))
+    }
+
     /// Wakes whoever waits for work.
     pub fn wake_reclaim(&self) {
         let mut wanted = self.wanted.lock();
@@ -88,7 +106,7 @@ impl Charge {
     }
 
     /// Waits until memory is wanted, `patience` at most.
-    pub fn wait_for_want(&self, patience: std::time::Duration) {
+    pub fn wait_for_want(&self, patience: Duration) {
         let mut wanted = self.wanted.lock();
         if !*wanted {
             self.bell.wait_for(&mut wanted, patience);
@@ -100,6 +118,12 @@ impl Charge {
 /// How far below the limit reclaim keeps the charge: room for what is touched while it works.
 pub fn margin(max: u64) -> u64 {
     (max / 16).clamp(2 << 20, 64 << 20)
+}
+
+/// How far below the limit mappings begin to be watched: what memory may grow by until the manager has seen that it
+/// grows. Two processors dirty some 4 MiB in a millisecond.
+fn watched_room(max: u64) -> u64 {
+    (max / 10 * 3).max(24 << 20).min(max / 4 * 3)
 }
 
 #[cfg(test)]
@@ -125,5 +149,11 @@ mod tests {
         assert_eq!(Charge::new(Some(64 << 20), Some(32 << 20)).soft, 32 << 20);
         assert_eq!(Charge::new(Some(64 << 20), None).soft, 60 << 20);
         assert!(Charge::new(None, None).soft > 1 << 60);
+    }
+
+    #[test]
+    fn small_limits_are_watched_from_further_below() {
+        let watched = |max: u64| (max - Charge::new(Some(max), None).watch_from) >> 20;
+        assert_eq!((watched(16 << 20), watched(64 << 20), watched(1000 << 20)), (12, 24, 300));
     }
 }

@@ -4,8 +4,10 @@
 //! |---|---|
 //! | control | connections, ends of processes, statistics, the end of the job |
 //! | faults (4) | [`Pager::serve`] |
+//! | watch | [`Watch`] |
 //! | reclaim | [`Reclaimer`] |
-//! | shrink | writes back when the pool is near its cap |
+//! | shrink | [`ShrinkWorker`] |
+//! | reap | [`Pager::reap`]: what a process leaves behind takes a while to free |
 //! | advice | follows `madvise` hints |
 //!
 //! No thread that serves faults waits for a program or for reclaim.
@@ -17,7 +19,6 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, OnceLock, mpsc};
 use std::time::{Duration, Instant};
 
-use parking_lot::Mutex;
 use uzswap_engine::{Config, Zswap};
 use uzswap_proto::{Advice, Advise, Job, kind};
 use uzswap_vm::pager::{Host, Pager};
@@ -25,17 +26,25 @@ use uzswap_vm::sys::arena::Arena;
 use uzswap_vm::sys::epoll::Epoll;
 use uzswap_vm::sys::link::{Link, Listener};
 use uzswap_vm::sys::process::PidFd;
-use uzswap_vm::sys::{job, memory};
+use uzswap_vm::sys::{job, memory, thread};
 
 use crate::charge::{Charge, margin};
 use crate::executioner::{self, Manner};
 use crate::front::Bell;
 use crate::reclaim::Reclaimer;
 use crate::sessions::{Call, Caller, Session, Sessions, range_of};
+use crate::shrink::ShrinkWorker;
 use crate::stats::Stats;
 use crate::strangers::Strangers;
 use crate::swap_file::DiskSwapFile;
+use crate::watch::Watch;
 use crate::{JobConfig, SwapConfig, front};
+
+/// The shortest there is: what the manager's threads do when woken is short, and somebody waits for it.
+const SLICE: Duration = Duration::from_micros(100);
+
+/// How often to look whether processes have gone.
+const REAP_PAUSE: Duration = Duration::from_millis(10);
 
 /// Threads that serve faults.
 const FAULT_THREADS: usize = 4;
@@ -106,7 +115,7 @@ struct Daemon {
     sessions: Arc<Sessions>,
     charge: Arc<Charge>,
     oom_kills: Arc<AtomicU64>,
-    pool_peak: Arc<Mutex<PoolPeak>>,
+    shrink_worker: Arc<ShrinkWorker>,
     stop: Arc<AtomicBool>,
     advice: mpsc::Sender<Question>,
     epoll: Epoll,
@@ -134,6 +143,8 @@ impl Daemon {
         memory::raise_descriptor_limit();
         // Without the right to lock memory the manager works, but may be paged itself; `doctor` says so.
         let _ = memory::lock_all();
+        // Without it (before Linux 6.12) the manager may come a few milliseconds late. The threads started here inherit it.
+        let _ = thread::ask_for_slices_of(SLICE);
         let charge = Arc::new(Charge::new(config.memory_max, config.memory_high));
         let max_pool_bytes = pool_cap(&config, swap.is_some());
         let engine = Arc::new(Zswap::new(
@@ -150,6 +161,7 @@ impl Daemon {
             swap.map(|swap| Box::new(swap) as _),
             Box::new(Arena::reserve(max_pool_bytes)?),
         ));
+        let shrink_worker = Arc::new(ShrinkWorker::new(engine.clone(), pool_cap(&config, true)));
         let host = Arc::new(JobHost { charge: charge.clone(), sessions: OnceLock::new() });
         let pager = Arc::new(Pager::new(engine.clone(), host.clone())?);
         let sessions = Arc::new(Sessions::new(job, &agent, pager.clone()));
@@ -168,7 +180,7 @@ impl Daemon {
             sessions,
             charge,
             oom_kills: Arc::default(),
-            pool_peak: Arc::default(),
+            shrink_worker,
             stop: Arc::default(),
             advice,
             epoll: Epoll::new()?,
@@ -191,18 +203,28 @@ impl Daemon {
                 std::process::abort();
             })?;
         }
+        let (engine, sessions, charge) = (self.engine.clone(), self.sessions.clone(), self.charge.clone());
+        let watch = Arc::new(Watch::new(engine, self.pager.clone(), sessions, charge));
         let reclaimer = Reclaimer::new(
-            self.engine.clone(),
+            self.shrink_worker.clone(),
             self.pager.clone(),
-            self.sessions.clone(),
+            watch.clone(),
             self.charge.clone(),
             self.oom_kills.clone(),
             self.stop.clone(),
         );
         thread("reclaim").spawn(move || reclaimer.run())?;
-        let (engine, stop, peak) = (self.engine.clone(), self.stop.clone(), self.pool_peak.clone());
-        let cap = pool_cap(&self.config, true);
-        thread("shrink").spawn(move || keep_pool_small(&engine, cap, &peak, &stop))?;
+        let (worker, stop) = (self.shrink_worker.clone(), self.stop.clone());
+        thread("shrink").spawn(move || worker.run(&stop))?;
+        let stop = self.stop.clone();
+        thread("watch").spawn(move || watch.run(&stop))?;
+        let (pager, stop) = (self.pager.clone(), self.stop.clone());
+        thread("reap").spawn(move || {
+            while !stop.load(Relaxed) {
+                pager.reap();
+                std::thread::sleep(REAP_PAUSE);
+            }
+        })?;
         let pager = self.pager.clone();
         thread("advice").spawn(move || {
             for (link, session, advise) in questions {
@@ -326,7 +348,7 @@ impl Daemon {
             self.write_stats();
         }
         if !self.config.quiet {
-            eprintln!("{}", self.stats().summary(&self.pool_peak.lock()));
+            eprintln!("{}", self.stats().summary(&self.shrink_worker.peak()));
         }
         0
     }
@@ -354,37 +376,6 @@ fn pool_cap(config: &JobConfig, with_swap: bool) -> u64 {
     // With a swap file to go to, half; without, all but a working minimum.
     let share = if with_swap { max / 2 } else { max - max / 8 - margin(max) };
     config.max_pool.min(share)
-}
-
-/// The pool when it was largest.
-#[derive(Debug, Default)]
-pub struct PoolPeak {
-    /// Bytes of memory.
-    pub bytes: u64,
-    /// Bytes of pages kept in it, for each byte of memory.
-    pub ratio: f64,
-}
-
-impl PoolPeak {
-    fn observe(&mut self, size: u64, engine: &Zswap) {
-        if size > self.bytes {
-            self.bytes = size;
-            self.ratio = engine.counters().zswapped as f64 / size as f64;
-        }
-    }
-}
-
-/// Writes back the coldest entries when the pool comes near its cap, so that stores need not be refused.
-fn keep_pool_small(engine: &Zswap, cap: u64, peak: &Mutex<PoolPeak>, stop: &AtomicBool) {
-    while !stop.load(Relaxed) {
-        let size = engine.pool_bytes();
-        peak.lock().observe(size, engine);
-        let surplus = engine.shrink_needed().unwrap_or(0).max(size.saturating_sub(cap / 100 * 95));
-        if surplus == 0 || engine.shrink(surplus) == 0 {
-            // A pool that is far from its cap takes a while to come near it.
-            std::thread::sleep(Duration::from_millis(if size < cap / 2 { 20 } else { 2 }));
-        }
-    }
 }
 
 /// Follows a program's hint.

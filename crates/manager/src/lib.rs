@@ -11,6 +11,8 @@ mod sessions;
 
 mod charge;
 mod reclaim;
+mod shrink;
+mod watch;
 
 mod swap_file;
 

@@ -7,7 +7,7 @@ use uzswap_engine::{Counters, PAGE_SIZE};
 use uzswap_vm::pager;
 
 use crate::charge::Charge;
-use crate::daemon::PoolPeak;
+use crate::shrink::PoolPeak;
 
 /// Everything that is counted. Kernel names; plain names are in pages or events, `memory.*`, `anon*`, `zswap*` and
 /// `pool_total_size` in bytes.

@@ -11,6 +11,7 @@ pub mod job;
 pub mod link;
 pub mod memory;
 pub mod process;
+pub mod thread;
 pub mod uffd;
 
 use std::io;
