@@ -39,7 +39,8 @@ use crate::sys::{self, EAGAIN, EBUSY, EINTR, ESRCH, call};
 pub struct Control {
     job: Job,
     forked: bool,
-    /// Whether the program has inherited evicted pages: then it may not run on before the worker guards it.
+    /// Whether the program has inherited evicted pages: then it may not run on before the worker guards it; otherwise,
+    /// not before the worker has said hello, so that the manager sees it grow.
     inherits: bool,
     beacon: usize,
     region: Region,
@@ -48,7 +49,7 @@ pub struct Control {
     pidfd: AtomicIsize,
     /// The worker's process id, 0 if none is wanted any more, or a negative errno. Told by the usher to the program.
     pub worker: AtomicIsize,
-    /// Whether the worker guards the program, or cannot: 0 or 1, a futex. Told by the worker to the usher.
+    /// Whether the program may run on: 0 or 1, a futex. Told by the worker to the usher.
     settled: AtomicU32,
     /// Whether pages have been evicted. Told by the worker to the program.
     pub evicts: AtomicBool,

@@ -75,7 +75,7 @@ fn store_1024(bencher: Bencher<'_, '_>, compressor: &str) {
     let counters = zswap.counters();
     eprintln!(
         "{compressor}: {} bytes a page, {} with waste",
-        counters.zswap / PAGES as u64,
+        counters.root.zswap / PAGES as u64,
         zswap.pool_bytes() / PAGES as u64
     );
 }

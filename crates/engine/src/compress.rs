@@ -5,6 +5,7 @@
 //! 2. LZ4 is the C library, which is faster than its ports to Rust; lzo-rle is our own, for want of a free one.
 //! 3. Bytes are copied out of the pool into the scratch under the pool's lock and decompressed after it is dropped.
 
+use crate::names::{UnknownName, named};
 use crate::{PAGE_SIZE, Page, lzo};
 use std::cell::RefCell;
 use std::fmt;
@@ -48,20 +49,11 @@ impl fmt::Display for Compressor {
     }
 }
 
-/// Unknown compressor; there are lz4, lzo-rle, zstd and deflate.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("unknown compressor {name:?}: there are {}", Compressor::ALL.map(Compressor::name).join(", "))]
-pub struct UnknownCompressor {
-    /// What was asked for.
-    pub name: String,
-}
-
 impl FromStr for Compressor {
-    type Err = UnknownCompressor;
+    type Err = UnknownName;
 
     fn from_str(name: &str) -> Result<Self, Self::Err> {
-        let found = Compressor::ALL.into_iter().find(|compressor| compressor.name() == name);
-        found.ok_or_else(|| UnknownCompressor { name: name.to_owned() })
+        named("compressor", &Compressor::ALL, Compressor::name, name)
     }
 }
 

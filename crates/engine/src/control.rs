@@ -3,7 +3,8 @@
 use crate::PAGE_SIZE;
 use crate::compress::Compressor;
 use crate::counters::Counters;
-use crate::groups::{Group, GroupCounters, GroupError};
+use crate::counters::GroupCounters;
+use crate::groups::{Group, GroupError};
 use crate::pools::PoolId;
 use crate::state::State;
 use crate::zpool::Zpool;
@@ -87,7 +88,7 @@ impl Zswap {
     pub fn counters(&self) -> Counters {
         let state = self.state.lock();
         let events = &self.events;
-        let root = state.groups.counters(crate::groups::ROOT);
+        let root = *state.groups.counters(crate::groups::ROOT);
         Counters {
             pool_limit_hit: events.pool_limit_hit.get(),
             reject_reclaim_fail: events.reject_reclaim_fail.get(),
@@ -101,15 +102,7 @@ impl Zswap {
             stored_pages: root.zswapped / PAGE_SIZE as u64,
             stored_incompressible_pages: root.zswap_incomp / PAGE_SIZE as u64,
             same_filled_pages: state.same_filled,
-            zswpin: root.zswpin,
-            zswpout: root.zswpout,
-            zswpwb: root.zswpwb,
-            pswpin: root.pswpin,
-            pswpout: root.pswpout,
-            swpin_zero: root.swpin_zero,
-            swpout_zero: root.swpout_zero,
-            zswap: root.zswap,
-            zswapped: root.zswapped,
+            root,
             swap_current: state.space.used() as u64 * PAGE_SIZE as u64,
         }
     }

@@ -20,7 +20,7 @@ pub struct Counters {
     pub reject_compress_poor: u64,
     /// Loads and writebacks whose data was damaged.
     pub decompress_fail: u64,
-    /// Pages written back from the pool.
+    /// Pages written back from the pool: `zswpwb` under its other name.
     pub written_back_pages: u64,
     /// Gauge: bytes of all pools, in whole pages.
     pub pool_total_size: u64,
@@ -30,11 +30,27 @@ pub struct Counters {
     pub stored_incompressible_pages: u64,
     /// Gauge: pages that are a fill value alone, zeros included.
     pub same_filled_pages: u64,
+    /// What the root group is charged for, and so everything.
+    #[serde(flatten)]
+    pub root: GroupCounters,
+    /// Gauge: bytes in use on disk, those being written included.
+    pub swap_current: u64,
+}
+
+/// What is counted for a group and everything below it.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
+pub struct GroupCounters {
+    /// Gauge: compressed bytes in the pool.
+    pub zswap: u64,
+    /// Gauge: bytes that the stored pages were before compression.
+    pub zswapped: u64,
+    /// Gauge: bytes of pages kept uncompressed in the pool.
+    pub zswap_incomp: u64,
     /// Pages loaded from the pool, or from a fill value other than zero.
     pub zswpin: u64,
     /// Pages stored in the pool, or as a fill value other than zero.
     pub zswpout: u64,
-    /// Pages written back from the pool (as `written_back_pages`).
+    /// Pages written back from the pool.
     pub zswpwb: u64,
     /// Pages read from the swap file.
     pub pswpin: u64,
@@ -44,12 +60,8 @@ pub struct Counters {
     pub swpin_zero: u64,
     /// Pages of zeros swapped out.
     pub swpout_zero: u64,
-    /// Gauge: compressed bytes in the pool.
-    pub zswap: u64,
-    /// Gauge: bytes that the stored pages were before compression.
-    pub zswapped: u64,
-    /// Gauge: bytes in use on disk, those being written included.
-    pub swap_current: u64,
+    /// Stores refused because this group was at its `zswap_max`. Charged to this group alone.
+    pub zswap_max_hit: u64,
 }
 
 /// One event, counted by many threads.

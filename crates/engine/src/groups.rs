@@ -9,9 +9,9 @@
 //!    that outlives its group is recognised.
 
 use crate::PAGE_SIZE;
+use crate::counters::GroupCounters;
 use crate::lru::Lru;
 use crate::slots::Slots;
-use serde::Serialize;
 
 /// The number of the root.
 pub(crate) const ROOT: u16 = 0;
@@ -57,33 +57,6 @@ pub enum GroupError {
     /// There are 65536 groups, or removed groups that entries still name.
     #[error("too many groups: there are 65536 already, with those that entries remember")]
     TooMany,
-}
-
-/// What is counted for a group and everything below it.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
-pub struct GroupCounters {
-    /// Gauge: compressed bytes in the pool.
-    pub zswap: u64,
-    /// Gauge: bytes that the stored pages were before compression.
-    pub zswapped: u64,
-    /// Gauge: bytes of pages kept uncompressed in the pool.
-    pub zswap_incomp: u64,
-    /// Pages loaded from the pool, or from a fill value other than zero.
-    pub zswpin: u64,
-    /// Pages stored in the pool, or as a fill value other than zero.
-    pub zswpout: u64,
-    /// Pages written back from the pool.
-    pub zswpwb: u64,
-    /// Pages read from the swap file.
-    pub pswpin: u64,
-    /// Pages written to the swap file.
-    pub pswpout: u64,
-    /// Pages of zeros loaded.
-    pub swpin_zero: u64,
-    /// Pages of zeros swapped out.
-    pub swpout_zero: u64,
-    /// Stores refused because this group was at its `zswap_max`. Charged to this group alone.
-    pub zswap_max_hit: u64,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -29,6 +29,7 @@ mod folio;
 mod groups;
 mod lru;
 mod lzo;
+mod names;
 mod policy;
 mod pools;
 mod seal;
@@ -43,14 +44,15 @@ mod zpool;
 mod zsmalloc;
 mod zswap;
 
-pub use compress::{Compressor, UnknownCompressor};
-pub use counters::Counters;
+pub use compress::Compressor;
+pub use counters::{Counters, GroupCounters};
 pub use folio::{FolioCounters, MAX_FOLIO_ORDER};
-pub use groups::{Group, GroupCounters, GroupError, Home};
+pub use groups::{Group, GroupError, Home};
+pub use names::UnknownName;
 pub use policy::Policy;
 pub use slots::Slot;
 pub use swapfile::SwapFile;
-pub use zpool::{HeapSource, MAX_ZSPAGE_PAGES, PageRun, PageSource, UnknownZpool, Zpool};
+pub use zpool::{HeapSource, MAX_ZSPAGE_PAGES, PageRun, PageSource, Zpool};
 pub use zswap::{Config, LoadError, Origin, SwapOutError, Zswap};
 
 /// Bytes in a page.

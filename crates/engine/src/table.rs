@@ -19,6 +19,43 @@ pub(crate) trait Cell {
     fn next_vacant(&self) -> Option<u32>;
 }
 
+/// A cell for what has no place of its own for a link.
+pub(crate) enum CellOf<T> {
+    Vacant { next: u32 },
+    Used(T),
+}
+
+impl<T> Cell for CellOf<T> {
+    fn vacant(next: u32) -> Self {
+        CellOf::Vacant { next }
+    }
+
+    fn next_vacant(&self) -> Option<u32> {
+        match self {
+            CellOf::Vacant { next } => Some(*next),
+            CellOf::Used(_) => None,
+        }
+    }
+}
+
+impl<T> CellOf<T> {
+    /// What is in the cell; panics if it is vacant.
+    pub fn used(&self) -> &T {
+        match self {
+            CellOf::Used(content) => content,
+            CellOf::Vacant { .. } => panic!("a cell that is vacant"),
+        }
+    }
+
+    /// The same, to be changed.
+    pub fn used_mut(&mut self) -> &mut T {
+        match self {
+            CellOf::Used(content) => content,
+            CellOf::Vacant { .. } => panic!("a cell that is vacant"),
+        }
+    }
+}
+
 /// A table of cells.
 pub(crate) struct Table<T> {
     chunks: Vec<Box<[T]>>,

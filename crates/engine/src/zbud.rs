@@ -6,7 +6,7 @@
 //! 2. A handle is the page and the end. Nothing ever moves, so there is nothing to compact.
 
 use crate::PAGE_SIZE;
-use crate::table::{Cell, Links, List, Nodes, Table};
+use crate::table::{CellOf, Links, List, Nodes, Table};
 use crate::zpool::{AllocError, Allocator, Handle, PageRun, PageSource};
 use std::sync::Arc;
 
@@ -17,7 +17,7 @@ const MAX_PAGES: u32 = u32::MAX >> 1;
 
 pub(crate) struct Zbud {
     memory: Arc<dyn PageSource>,
-    budpages: Table<BudpageCell>,
+    budpages: Table<CellOf<Budpage>>,
     /// Pages with one object, by free chunks.
     unbuddied: [List; CHUNKS],
     objects: u32,
@@ -31,39 +31,7 @@ struct Budpage {
     links: Links,
 }
 
-enum BudpageCell {
-    Vacant { next: u32 },
-    Used(Budpage),
-}
-
-impl Cell for BudpageCell {
-    fn vacant(next: u32) -> Self {
-        BudpageCell::Vacant { next }
-    }
-    fn next_vacant(&self) -> Option<u32> {
-        match self {
-            BudpageCell::Vacant { next } => Some(*next),
-            BudpageCell::Used(_) => None,
-        }
-    }
-}
-
-impl BudpageCell {
-    fn used(&self) -> &Budpage {
-        match self {
-            BudpageCell::Used(budpage) => budpage,
-            BudpageCell::Vacant { .. } => panic!("a page that is not there"),
-        }
-    }
-    fn used_mut(&mut self) -> &mut Budpage {
-        match self {
-            BudpageCell::Used(budpage) => budpage,
-            BudpageCell::Vacant { .. } => panic!("a page that is not there"),
-        }
-    }
-}
-
-impl Nodes for Table<BudpageCell> {
+impl Nodes for Table<CellOf<Budpage>> {
     fn links(&mut self, index: u32) -> &mut Links {
         &mut self.get_mut(index).used_mut().links
     }
@@ -102,7 +70,7 @@ impl Zbud {
         let run = self.memory.take(1).ok_or(AllocError::Pages)?;
         assert_eq!((*run).as_ref().len(), PAGE_SIZE, "the page source gave a run of another length");
         let budpage = Budpage { run, lengths: [0; 2], links: Links::default() };
-        self.budpages.insert(BudpageCell::Used(budpage), MAX_PAGES).ok_or(AllocError::Metadata)
+        self.budpages.insert(CellOf::Used(budpage), MAX_PAGES).ok_or(AllocError::Metadata)
     }
 }
 

@@ -1,6 +1,7 @@
 //! What a pool asks of its allocator, and where an allocator gets its memory.
 
 use crate::PAGE_SIZE;
+use crate::names::{UnknownName, named};
 use std::fmt;
 use std::str::FromStr;
 
@@ -36,20 +37,11 @@ impl fmt::Display for Zpool {
     }
 }
 
-/// Unknown allocator; there are zsmalloc and zbud.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("unknown zpool {name:?}: there are {}", Zpool::ALL.map(Zpool::name).join(", "))]
-pub struct UnknownZpool {
-    /// What was asked for.
-    pub name: String,
-}
-
 impl FromStr for Zpool {
-    type Err = UnknownZpool;
+    type Err = UnknownName;
 
     fn from_str(name: &str) -> Result<Self, Self::Err> {
-        let found = Zpool::ALL.into_iter().find(|zpool| zpool.name() == name);
-        found.ok_or_else(|| UnknownZpool { name: name.to_owned() })
+        named("zpool", &Zpool::ALL, Zpool::name, name)
     }
 }
 

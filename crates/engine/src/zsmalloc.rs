@@ -12,7 +12,7 @@
 //! There is no lock in here: the owner has one around it.
 
 use crate::PAGE_SIZE;
-use crate::table::{Cell, Links, List, NIL, Nodes, Table};
+use crate::table::{Cell, CellOf, Links, List, NIL, Nodes, Table};
 use crate::zpool::{AllocError, Allocator, Handle, MAX_ZSPAGE_PAGES, PageRun, PageSource};
 use std::sync::Arc;
 
@@ -33,7 +33,7 @@ pub(crate) struct Zsmalloc {
     classes: Vec<Class>,
     /// Class by size in steps, rounded up.
     class_by_steps: Vec<u8>,
-    zspages: Table<ZspageCell>,
+    zspages: Table<CellOf<Zspage>>,
     objects: Table<ObjectCell>,
     pages: u64,
     bytes: u64,
@@ -60,44 +60,12 @@ struct Zspage {
     class: u8,
 }
 
-enum ZspageCell {
-    Vacant { next: u32 },
-    Used(Zspage),
-}
-
 /// Where an object is. A vacant cell has length 0 and its link in `zspage`.
 #[derive(Clone, Copy)]
 struct ObjectCell {
     zspage: u32,
     place: u16,
     length: u16,
-}
-
-impl Cell for ZspageCell {
-    fn vacant(next: u32) -> Self {
-        ZspageCell::Vacant { next }
-    }
-    fn next_vacant(&self) -> Option<u32> {
-        match self {
-            ZspageCell::Vacant { next } => Some(*next),
-            ZspageCell::Used(_) => None,
-        }
-    }
-}
-
-impl ZspageCell {
-    fn used(&self) -> &Zspage {
-        match self {
-            ZspageCell::Used(zspage) => zspage,
-            ZspageCell::Vacant { .. } => panic!("a zspage that is not there"),
-        }
-    }
-    fn used_mut(&mut self) -> &mut Zspage {
-        match self {
-            ZspageCell::Used(zspage) => zspage,
-            ZspageCell::Vacant { .. } => panic!("a zspage that is not there"),
-        }
-    }
 }
 
 impl Cell for ObjectCell {
@@ -109,7 +77,7 @@ impl Cell for ObjectCell {
     }
 }
 
-impl Nodes for Table<ZspageCell> {
+impl Nodes for Table<CellOf<Zspage>> {
     fn links(&mut self, index: u32) -> &mut Links {
         &mut self.get_mut(index).used_mut().links
     }
@@ -239,7 +207,7 @@ impl Zsmalloc {
         assert_eq!((*run).as_ref().len(), pages as usize * PAGE_SIZE, "the page source gave a run of another length");
         let chain = (1..places).chain([NO_PLACE]).map(|next| FREE | next as u32).collect();
         let zspage = Zspage { run, places: chain, links: Links::default(), used: 0, free: 0, class: class as u8 };
-        let index = self.zspages.insert(ZspageCell::Used(zspage), u32::MAX - 1).ok_or(AllocError::Metadata)?;
+        let index = self.zspages.insert(CellOf::Used(zspage), u32::MAX - 1).ok_or(AllocError::Metadata)?;
         self.classes[class].zspages += 1;
         self.pages += pages as u64;
         Ok(index)
@@ -247,7 +215,7 @@ impl Zsmalloc {
 
     /// Gives a zspage that is on no list back to the system; returns its pages.
     fn remove_zspage(&mut self, index: u32) -> u64 {
-        let ZspageCell::Used(zspage) = self.zspages.remove(index) else { panic!("a zspage that is not there") };
+        let CellOf::Used(zspage) = self.zspages.remove(index) else { panic!("a zspage that is not there") };
         assert_eq!(zspage.used, 0, "zspage {index} is not empty");
         let class = &mut self.classes[zspage.class as usize];
         class.zspages -= 1;

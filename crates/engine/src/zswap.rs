@@ -15,7 +15,8 @@
 use crate::Page;
 use crate::compress::{Compressor, with_scratch};
 use crate::counters::Events;
-use crate::groups::{GroupCounters, Home};
+use crate::counters::GroupCounters;
+use crate::groups::Home;
 use crate::policy::Policy;
 use crate::seal::Sealer;
 use crate::slots::{Location, Sealed, Slot};

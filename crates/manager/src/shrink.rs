@@ -85,7 +85,7 @@ impl ShrinkWorker {
     fn observe(&self, size: u64) {
         let mut peak = self.peak.lock();
         if size > peak.bytes {
-            *peak = PoolPeak { bytes: size, ratio: self.engine.counters().zswapped as f64 / size as f64 };
+            *peak = PoolPeak { bytes: size, ratio: self.engine.counters().root.zswapped as f64 / size as f64 };
         }
     }
 }

@@ -68,7 +68,7 @@ impl Stats {
     pub fn summary(&self, pool: &PoolPeak) -> String {
         let mib = |bytes: u64| format!("{:.1} MiB", bytes as f64 / f64::from(1 << 20));
         let ratio = if pool.bytes > 0 { format!(" (ratio {:.1})", pool.ratio) } else { String::new() };
-        let written = (self.engine.zswpwb + self.engine.pswpout) * PAGE_SIZE as u64;
+        let written = (self.engine.root.zswpwb + self.engine.root.pswpout) * PAGE_SIZE as u64;
         format!(
             "uzswap: peak resident {}, pool {}{ratio}, written back {}, {} faults, stalled {:.1} s",
             mib(self.anon_peak),

@@ -40,7 +40,7 @@ const EVICT_PAGES: usize = 256;
 const _: () = assert!(EVICT_PAGES <= MAX_BATCH_PAGES);
 
 /// What has come to the staging area is stored in groups of this many pages.
-const STORE_PAGES: usize = 256;
+pub(crate) const STORE_PAGES: usize = 256;
 
 impl Pager {
     /// Registers what is mapped and not yet watched, so that it can be evicted and so that fresh pages are seen as they

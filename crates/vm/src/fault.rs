@@ -7,6 +7,7 @@
 //! 3. Without the lock, loading pages are decompressed; under it again they are filled, if they are still loading.
 //! 4. A fill that the kernel refuses because the layout is changing is tried again after the event has been read.
 
+use std::io;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Instant;
 
@@ -14,6 +15,7 @@ use uzswap_engine::{Home, LoadError, PAGE_SIZE, Page, Slot};
 
 use crate::PAGE;
 use crate::epoch::{self, Change, Event};
+use crate::evict::STORE_PAGES;
 use crate::pager::{Pager, read_pages, with_buffer};
 use crate::range::Range;
 use crate::readahead::MAX_WINDOW;
@@ -152,17 +154,24 @@ impl Pager {
     /// Stores all staged pages at once, so that a child can share them. What the engine refuses goes to both.
     fn flush_staging(&self, space: &Space, state: &mut State, child: &Uffd) {
         let Some(worker) = state.worker.clone() else { return };
-        let mut data = [0; PAGE_SIZE];
-        for (sequence, page) in state.staging.iter().collect::<Vec<_>>() {
-            if read_pages(&worker, &[sequence], &mut data).is_err() {
+        let staged: Vec<(u32, u64)> = state.staging.iter().collect();
+        for group in staged.chunks(STORE_PAGES) {
+            let sequences: Vec<u32> = group.iter().map(|&(sequence, _)| sequence).collect();
+            let read = with_buffer(group.len(), |data| {
+                read_pages(&worker, &sequences, data.as_flattened_mut())?;
+                for (&(sequence, page), data) in group.iter().zip(data.iter()) {
+                    if let Ok(slot) = self.engine.swap_out(data, Home::ROOT) {
+                        state.staging.clear(sequence);
+                        state.table.set(page, PageState::Stored(slot));
+                    } else if child.copy(page, data).1.is_some_and(|error| error != FillError::Exists) {
+                        self.host.kill(space.id, "it forked while neither pool nor swap file had room");
+                    }
+                }
+                io::Result::Ok(())
+            });
+            if read.is_err() {
                 self.host.kill(space.id, "a staged page could not be read back");
                 return;
-            }
-            if let Ok(slot) = self.engine.swap_out(&data, Home::ROOT) {
-                state.staging.clear(sequence);
-                state.table.set(page, PageState::Stored(slot));
-            } else if child.copy(page, &data).1.is_some_and(|error| error != FillError::Exists) {
-                self.host.kill(space.id, "it forked while neither pool nor swap file had room");
             }
         }
     }

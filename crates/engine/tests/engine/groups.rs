@@ -86,7 +86,7 @@ fn a_number_is_not_given_away_while_an_entry_names_it() {
         zswap.invalidate(slot);
     });
     zswap.check_valid();
-    assert_eq!(zswap.counters().zswap, 0);
+    assert_eq!(zswap.counters().root.zswap, 0);
 }
 
 #[test]
@@ -146,9 +146,9 @@ fn a_limit_of_0_never_stores() {
     zswap.set_zswap_max(group, Some(0)).unwrap();
     let slot = zswap.swap_out(&page(1), of(group)).unwrap();
     assert_eq!(expect(&zswap, slot, &page(1)), Origin::Disk);
-    assert_eq!((zswap.counters().zswpout, faults.writes.load(Relaxed)), (0, 1));
+    assert_eq!((zswap.counters().root.zswpout, faults.writes.load(Relaxed)), (0, 1));
     zswap.swap_out(&page(1), Home::ROOT).unwrap();
-    assert_eq!(zswap.counters().zswpout, 1);
+    assert_eq!(zswap.counters().root.zswpout, 1);
 }
 
 // "memory.zswap.writeback (0 = never to disk, stores that are refused included; hierarchical)"
@@ -268,7 +268,7 @@ fn the_worker_goes_round_and_remembers_where_it_stopped() {
     zswap.take_group_offline(groups[3]).unwrap();
     zswap.shrink(1);
     assert_eq!(by_group(), [16, 0, 16, 0], "the root's turn, which has the entries of the second");
-    assert_eq!(zswap.counters().zswpwb, 64);
+    assert_eq!(zswap.counters().root.zswpwb, 64);
     zswap.shrink(u64::MAX);
     assert_eq!(by_group(), [80, 0, 80, 0], "it passes by what is going away");
     let written: Vec<usize> = slots.iter().zip(0..).map(|(slots, n)| on_disk(&zswap, slots, n * 100)).collect();

@@ -113,5 +113,5 @@ fn threads_do_not_disturb_each_other() {
     zswap.check_valid();
     let counters = zswap.counters();
     assert_eq!((counters.stored_pages, counters.pool_total_size, counters.swap_current), (0, 0, 0));
-    assert!(counters.written_back_pages > 0 && counters.pswpin > 0 && counters.zswpin > 0, "{counters:?}");
+    assert!(counters.written_back_pages > 0 && counters.root.pswpin > 0 && counters.root.zswpin > 0, "{counters:?}");
 }

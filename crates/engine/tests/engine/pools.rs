@@ -108,7 +108,7 @@ fn folios_of_every_order_leave_and_come_back() {
         let counters = zswap.folio_counters(order);
         assert_eq!(counters, FolioCounters { zswpout: 1, zswpin: 1, ..FolioCounters::default() });
     }
-    assert_eq!((zswap.counters().zswpout, zswap.counters().stored_pages), (1023, 0));
+    assert_eq!((zswap.counters().root.zswpout, zswap.counters().stored_pages), (1023, 0));
 }
 
 // "All or nothing for a folio. Any failed store removes stale entries of every page of that folio."
@@ -122,8 +122,11 @@ fn a_folio_is_stored_whole_or_not_at_all() {
     faults.no_memory.store(true, Relaxed);
     assert!(matches!(zswap.swap_out_folio(&folio(64), Home::ROOT), Err(SwapOutError::NoSpace)));
     let after = zswap.counters();
-    assert_eq!((after.stored_pages, after.zswap, after.pool_total_size), (16, before.zswap, before.pool_total_size));
-    assert_eq!((after.zswpout, after.swpout_zero), (15, 1), "no event of a folio that was refused");
+    assert_eq!(
+        (after.stored_pages, after.root.zswap, after.pool_total_size),
+        (16, before.root.zswap, before.pool_total_size)
+    );
+    assert_eq!((after.root.zswpout, after.root.swpout_zero), (15, 1), "no event of a folio that was refused");
     assert_eq!(zswap.folio_counters(6), FolioCounters { swpout_fallback: 1, ..FolioCounters::default() });
     zswap.check_valid();
 }
@@ -134,11 +137,11 @@ fn a_refused_folio_is_written_in_one_piece() {
     let mut pages = folio(512);
     pages[100] = [0; PAGE_SIZE];
     let slots = zswap.swap_out_folio(&pages, Home::ROOT).unwrap();
-    assert_eq!((faults.writes.load(Relaxed), zswap.counters().pswpout), (2, 511), "1 MiB at most in one write");
+    assert_eq!((faults.writes.load(Relaxed), zswap.counters().root.pswpout), (2, 511), "1 MiB at most in one write");
     let (loaded, origins) = load(&zswap, &slots);
     assert!(loaded == pages && origins[100] == Origin::SameFilled && origins[101] == Origin::Disk);
     let counters = zswap.folio_counters(9);
-    assert_eq!((counters.swpout, counters.swpin, zswap.counters().pswpin), (1, 1, 511));
+    assert_eq!((counters.swpout, counters.swpin, zswap.counters().root.pswpin), (1, 1, 511));
     zswap.check_valid();
 
     faults.write_errors.store(true, Relaxed);
@@ -169,7 +172,10 @@ fn a_folio_partly_on_disk_loads_whole() {
     assert!(loaded == pages);
     assert_eq!(origins.iter().filter(|origin| **origin == Origin::Disk).count(), 16);
     assert_eq!(origins.iter().filter(|origin| **origin == Origin::Pool).count(), 46);
-    assert_eq!((zswap.folio_counters(6).swpin, zswap.counters().pswpin, zswap.counters().zswpin), (1, 16, 47));
+    assert_eq!(
+        (zswap.folio_counters(6).swpin, zswap.counters().root.pswpin, zswap.counters().root.zswpin),
+        (1, 16, 47)
+    );
 }
 
 #[test]

@@ -11,11 +11,11 @@ fn an_exclusive_load_is_load_and_invalidate() {
     let slot = zswap.swap_out(&page(1), Home::ROOT).unwrap();
     assert_eq!(expect(&zswap, slot, &page(1)), Origin::Pool);
     let before = zswap.counters();
-    assert_eq!((before.stored_pages, before.zswapped, before.zswpout, before.zswpin), (1, 4096, 1, 1));
-    assert!((1000..3600).contains(&before.zswap) && before.pool_total_size >= 4096, "{before:?}");
+    assert_eq!((before.stored_pages, before.root.zswapped, before.root.zswpout, before.root.zswpin), (1, 4096, 1, 1));
+    assert!((1000..3600).contains(&before.root.zswap) && before.pool_total_size >= 4096, "{before:?}");
     zswap.invalidate(slot);
     let after = zswap.counters();
-    assert_eq!((after.stored_pages, after.zswapped, after.zswap, after.pool_total_size), (0, 0, 0, 0));
+    assert_eq!((after.stored_pages, after.root.zswapped, after.root.zswap, after.pool_total_size), (0, 0, 0, 0));
     zswap.check_valid();
 }
 
@@ -39,7 +39,10 @@ fn a_same_filled_page_takes_no_pool_memory() {
     assert_eq!(zswap.pool_bytes(), 0);
     assert_eq!(expect(&zswap, slot, &filled), Origin::SameFilled);
     let counters = zswap.counters();
-    assert_eq!((counters.same_filled_pages, counters.stored_pages, counters.zswpout, counters.zswpin), (1, 1, 1, 1));
+    assert_eq!(
+        (counters.same_filled_pages, counters.stored_pages, counters.root.zswpout, counters.root.zswpin),
+        (1, 1, 1, 1)
+    );
     filled[4095] ^= 1;
     zswap.swap_out(&filled, Home::ROOT).unwrap();
     assert!(zswap.pool_bytes() > 0);
@@ -53,7 +56,10 @@ fn zeros_are_counted_apart_and_no_limit_applies_to_them() {
     let slot = zswap.swap_out(&[0; PAGE_SIZE], Home::ROOT).unwrap();
     assert_eq!(expect(&zswap, slot, &[0; PAGE_SIZE]), Origin::SameFilled);
     let counters = zswap.counters();
-    assert_eq!((counters.swpout_zero, counters.swpin_zero, counters.zswpout, counters.zswpin), (1, 1, 0, 0));
+    assert_eq!(
+        (counters.root.swpout_zero, counters.root.swpin_zero, counters.root.zswpout, counters.root.zswpin),
+        (1, 1, 0, 0)
+    );
     assert_eq!((counters.pool_limit_hit, counters.same_filled_pages), (0, 1));
 }
 
@@ -64,7 +70,10 @@ fn an_incompressible_page_is_kept_as_it_is() {
         let slot = zswap.swap_out(&noise(1), Home::ROOT).unwrap();
         assert_eq!(expect(&zswap, slot, &noise(1)), Origin::Pool);
         let counters = zswap.counters();
-        assert_eq!((counters.stored_incompressible_pages, counters.zswap, counters.pool_total_size), (1, 4096, 4096));
+        assert_eq!(
+            (counters.stored_incompressible_pages, counters.root.zswap, counters.pool_total_size),
+            (1, 4096, 4096)
+        );
         zswap.invalidate(slot);
         assert_eq!(zswap.counters().stored_incompressible_pages, 0);
     }
@@ -116,8 +125,11 @@ fn a_refused_page_goes_straight_to_the_swap_file() {
     let slot = zswap.swap_out(&page(1), Home::ROOT).unwrap();
     assert_eq!(expect(&zswap, slot, &page(1)), Origin::Disk);
     let counters = zswap.counters();
-    assert_eq!((counters.pool_limit_hit, counters.pswpout, counters.pswpin, counters.zswpout), (1, 1, 1, 0));
-    assert_eq!((counters.swap_current, counters.stored_pages, counters.zswpwb), (4096, 0, 0));
+    assert_eq!(
+        (counters.pool_limit_hit, counters.root.pswpout, counters.root.pswpin, counters.root.zswpout),
+        (1, 1, 1, 0)
+    );
+    assert_eq!((counters.swap_current, counters.stored_pages, counters.root.zswpwb), (4096, 0, 0));
     assert_eq!(faults.bytes_written.load(Relaxed), 4096);
     zswap.invalidate(slot);
     assert_eq!(zswap.counters().swap_current, 0);
@@ -165,7 +177,7 @@ fn shrink_writes_the_coldest_first() {
         assert_eq!(expect(&zswap, slot, &page(i as u64)), origin, "page {i}");
     }
     let counters = zswap.counters();
-    assert_eq!((counters.zswpwb, counters.pswpout), (written as u64, written as u64));
+    assert_eq!((counters.root.zswpwb, counters.root.pswpout), (written as u64, written as u64));
     assert_eq!((counters.swap_current, counters.stored_pages), (written as u64 * 4096, 200 - written as u64));
     zswap.check_valid();
 }
@@ -325,7 +337,7 @@ fn damage_on_disk_is_found_and_counted() {
     faults.data.lock()[..4096].copy_from_slice(&first);
     assert!(matches!(load(slots[0]), Err(LoadError::Corrupt)), "rolled back");
     assert_eq!(zswap.counters().decompress_fail, 3);
-    assert_eq!(zswap.counters().pswpin, 2, "only pages that were delivered");
+    assert_eq!(zswap.counters().root.pswpin, 2, "only pages that were delivered");
 }
 
 #[test]

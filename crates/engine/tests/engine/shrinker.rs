@@ -35,7 +35,7 @@ fn what_compresses_well_is_offered_less() {
     let (zswap, _) = zswap(ROOMY, true);
     fill(&zswap, 0..100, Home::ROOT);
     let counters = zswap.counters();
-    assert_eq!(zswap.shrinker_count(ROOT, 0), 100 * counters.zswap / counters.zswapped);
+    assert_eq!(zswap.shrinker_count(ROOT, 0), 100 * counters.root.zswap / counters.root.zswapped);
 }
 
 // "less a protected part that grows with what was recently loaded or swapped in from disk"

@@ -210,7 +210,7 @@ impl Machine {
         self.zswap.check_valid();
         let counters = self.zswap.counters();
         assert_eq!(
-            (counters.stored_pages, counters.zswap, counters.pool_total_size, counters.swap_current),
+            (counters.stored_pages, counters.root.zswap, counters.pool_total_size, counters.swap_current),
             (0, 0, 0, 0)
         );
         assert_eq!(self.zswap.pools().len(), 1, "retired pools are gone");
@@ -222,7 +222,7 @@ impl Machine {
             self.refused,
             self.worked
         );
-        assert!(counters.written_back_pages > 10_000 && counters.pswpin > 5000, "{counters:?}");
+        assert!(counters.written_back_pages > 10_000 && counters.root.pswpin > 5000, "{counters:?}");
         for events in [counters.pool_limit_hit, counters.reject_reclaim_fail, counters.reject_alloc_fail] {
             assert!(events > 0, "{counters:?}");
         }

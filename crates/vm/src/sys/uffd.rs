@@ -17,7 +17,6 @@ use crate::range::Range;
 const UFFD_API: u64 = 0xaa;
 const UFFDIO_API: libc::c_ulong = 0xc018_aa3f;
 const UFFDIO_REGISTER: libc::c_ulong = 0xc020_aa00;
-const UFFDIO_UNREGISTER: libc::c_ulong = 0x8010_aa01;
 const UFFDIO_WAKE: libc::c_ulong = 0x8010_aa02;
 const UFFDIO_COPY: libc::c_ulong = 0xc028_aa03;
 const UFFDIO_ZEROPAGE: libc::c_ulong = 0xc020_aa04;
@@ -128,11 +127,6 @@ impl Uffd {
     pub fn register(&self, range: Range) -> io::Result<()> {
         const MODE_MISSING: u64 = 1;
         self.ioctl(UFFDIO_REGISTER, &mut [range.start, range.len(), MODE_MISSING, 0])
-    }
-
-    /// Stops watching a range. Whoever waits there is woken.
-    pub fn unregister(&self, range: Range) -> io::Result<()> {
-        self.ioctl(UFFDIO_UNREGISTER, &mut [range.start, range.len()])
     }
 
     /// Wakes whoever waits for a page of the range.
