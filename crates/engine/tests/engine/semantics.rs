@@ -432,6 +432,8 @@ fn counters_carry_the_kernels_names() {
         "swpout_zero",
         "zswap",
         "zswapped",
+        "zswap_incomp",
+        "zswap_max_hit",
         "swap_current",
     ];
     expected.sort();
