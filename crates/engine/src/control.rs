@@ -2,8 +2,7 @@
 
 use crate::PAGE_SIZE;
 use crate::compress::Compressor;
-use crate::counters::Counters;
-use crate::counters::GroupCounters;
+use crate::counters::{Counters, GroupCounters};
 use crate::groups::{Group, GroupError};
 use crate::pools::PoolId;
 use crate::state::State;

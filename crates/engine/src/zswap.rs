@@ -14,8 +14,7 @@
 
 use crate::Page;
 use crate::compress::{Compressor, with_scratch};
-use crate::counters::Events;
-use crate::counters::GroupCounters;
+use crate::counters::{Events, GroupCounters};
 use crate::groups::Home;
 use crate::policy::Policy;
 use crate::seal::Sealer;
