@@ -97,7 +97,7 @@ def text_file(path: Path, size: int, seed: int) -> Path:
 
 def compress(context, directory):
     # It is the memory that matters: about eleven times the block for each thread, while time goes with the file.
-    block = context.size(2, 48) * MIB
+    block = context.size(2, 24) * MIB
     file = text_file(context.root / "to-compress", 2 * block, 1)
     return ["sh", "-c", f"xz -9 -T2 --block-size={block} -c {file} > packed.xz && sha256sum packed.xz && "
                         f"xz -dc packed.xz | cmp - {file}"]
