@@ -26,7 +26,7 @@ use uzswap_vm::sys::arena::Arena;
 use uzswap_vm::sys::epoll::Epoll;
 use uzswap_vm::sys::link::{Link, Listener};
 use uzswap_vm::sys::process::PidFd;
-use uzswap_vm::sys::{job, memory, thread};
+use uzswap_vm::sys::{job, memory};
 
 use crate::charge::{Charge, margin};
 use crate::executioner::{self, Manner};
@@ -39,9 +39,6 @@ use crate::strangers::Strangers;
 use crate::swap_file::DiskSwapFile;
 use crate::watch::Watch;
 use crate::{JobConfig, SwapConfig, front};
-
-/// The shortest there is: what the manager's threads do when woken is short, and somebody waits for it.
-const SLICE: Duration = Duration::from_micros(100);
 
 /// How often to look whether processes have gone.
 const REAP_PAUSE: Duration = Duration::from_millis(10);
@@ -143,8 +140,6 @@ impl Daemon {
         memory::raise_descriptor_limit();
         // Without the right to lock memory the manager works, but may be paged itself; `doctor` says so.
         let _ = memory::lock_all();
-        // Without it (before Linux 6.12) the manager may come a few milliseconds late. The threads started here inherit it.
-        let _ = thread::ask_for_slices_of(SLICE);
         let charge = Arc::new(Charge::new(config.memory_max, config.memory_high));
         let max_pool_bytes = pool_cap(&config, swap.is_some());
         let engine = Arc::new(Zswap::new(
