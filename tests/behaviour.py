@@ -362,3 +362,11 @@ def pageout(context: Context, test):
     yield Result("pageout", outcome.status == 0 and outcome.stdout == f"{size} bytes verified\n" and len(figures) == 3
                  and (left <= size // 10 or not context.uzswap),
                  f"{figures}" if outcome.status == 0 else complaint(outcome), raw={"figures": figures})
+
+
+@test("moveover", 60, needs_uzswap=False)
+def moveover(context: Context, test):
+    """Paged-out memory is moved over memory that is just being paged out."""
+    outcome = context.run([context.program("moveover"), context.size(5, 30)], "--memory-max", "1G", timeout=test.seconds)
+    right = (outcome.status, outcome.stdout) == (0, "every move kept its pages\n")
+    yield Result("moveover", right, "" if right else complaint(outcome))

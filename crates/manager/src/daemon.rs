@@ -42,6 +42,8 @@ use crate::{JobConfig, SwapConfig, front};
 
 /// How often to look whether processes have gone.
 const REAP_PAUSE: Duration = Duration::from_millis(10);
+/// How long until a hint that cannot be followed yet is taken up again.
+const ADVICE_PAUSE: Duration = Duration::from_millis(1);
 
 /// Threads that serve faults.
 const FAULT_THREADS: usize = 4;
@@ -220,12 +222,16 @@ impl Daemon {
                 std::thread::sleep(REAP_PAUSE);
             }
         })?;
-        let pager = self.pager.clone();
+        let (pager, again) = (self.pager.clone(), self.advice.clone());
         thread("advice").spawn(move || {
             for (link, session, advise) in questions {
-                follow(&pager, &session, &advise);
-                // The program may have gone away meanwhile.
-                let _ = link.send(&[kind::ADVISED], None);
+                if follow(&pager, &session, &advise) {
+                    // The program may have gone away meanwhile.
+                    let _ = link.send(&[kind::ADVISED], None);
+                } else {
+                    std::thread::sleep(ADVICE_PAUSE);
+                    let _ = again.send((link, session, advise));
+                }
             }
         })?;
         Ok(())
@@ -373,8 +379,8 @@ fn pool_cap(config: &JobConfig, with_swap: bool) -> u64 {
     config.max_pool.min(share)
 }
 
-/// Follows a program's hint.
-fn follow(pager: &Pager, session: &Session, advise: &Advise) {
+/// Follows a program's hint; tells whether that is done.
+fn follow(pager: &Pager, session: &Session, advise: &Advise) -> bool {
     let range = range_of(advise);
     match advise.advice {
         Advice::PageOut => {
@@ -382,6 +388,7 @@ fn follow(pager: &Pager, session: &Session, advise: &Advise) {
             let _ = pager.refresh(&session.space).and_then(|()| pager.page_out(&session.space, range));
         }
         Advice::Cold => pager.make_cold(&session.space, range),
-        Advice::Exclude => pager.exclude(&session.space, range),
+        Advice::Exclude => return pager.exclude(&session.space, range),
     }
+    true
 }

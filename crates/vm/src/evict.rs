@@ -164,14 +164,18 @@ impl Pager {
         }
     }
 
-    /// Never evicts from `range` again, and brings back what was.
-    pub fn exclude(&self, space: &Space, range: Range) {
+    /// Never evicts from `range` again, and brings back what was. Tells whether that is done; if not, as a worker is late
+    /// with its answer, it is to be called again.
+    pub fn exclude(&self, space: &Space, range: Range) -> bool {
         space.lock().excluded.insert(range);
         // Fails only when the program is gone.
         let _ = self.store_staged(space, 0);
         let mut pages = Vec::new();
         {
             let mut state = space.lock();
+            if matches!(state.request, Some(Request::Evict { .. })) {
+                return state.gone;
+            }
             for (page, page_state) in state.table.list(range) {
                 if let PageState::Stored(slot) = page_state {
                     self.engine.dup(slot);
@@ -185,6 +189,10 @@ impl Pager {
             self.finish_load(space, Load { fault, pages: vec![page] });
         }
         self.service(space);
+        let state = space.lock();
+        let away = |(_, state): &(u64, PageState)| matches!(state, PageState::Staged(_) | PageState::Loading(_));
+        let waiting = state.waiting.iter().any(|fault| range.contains(fault.page));
+        state.gone || !waiting && !state.table.list(range).iter().any(away)
     }
 
     /// Hears the workers that were silent when they were last asked, so that faults do not wait for them needlessly.
@@ -275,21 +283,14 @@ impl Pager {
         }
     }
 
-    /// Whether a present page may be evicted now.
+    /// Whether a page that was present a moment ago may be evicted now.
     fn may_go(&self, state: &mut State, page: u64, spare_young: bool) -> bool {
         if !state.is_evictable(page) || state.young.remove(page) && spare_young {
             return false;
         }
-        match state.table.get(page) {
-            PageState::Resident => true,
-            // Being there, it is newer than what a fork left in the table.
-            old @ PageState::Stored(_) => {
-                state.table.set(page, PageState::Resident);
-                state.drop_contents(&self.engine, old);
-                true
-            }
-            PageState::Staged(_) | PageState::Loading(_) => false,
-        }
+        // What is stored may be there all the same, newer, since a fork. Only its move proves that: it may as well have
+        // come to `page` by a remap, after somebody saw that a page was there.
+        matches!(state.table.get(page), PageState::Resident | PageState::Stored(_))
     }
 
     /// Stores staged pages, oldest first, until `keep` or fewer are left.
@@ -422,6 +423,9 @@ impl Pager {
             match evicted::get(words, i) {
                 evicted::MOVED => {
                     let sequence = first.wrapping_add(i as u32) & ((1 << STATE_BITS) - 1);
+                    // It was there, so it is newer than what a fork left in the table.
+                    let older = state.table.get(page);
+                    state.drop_contents(&self.engine, older);
                     state.staging.fill(sequence, page);
                     state.table.set(page, PageState::Staged(sequence));
                     moved += 1;

@@ -4,8 +4,8 @@
 //! - A page is evicted only from a range that is in `registered`, and `registered` is exact whenever no event is
 //!   unread: every change of a registered mapping is an event.
 //! - While an EVICT is pending nothing is read from the userfaultfd. A change of the layout that begins meanwhile stays
-//!   unread, so the kernel refuses the rest of the moves; a page whose state is `Resident` is therefore
-//!   never asked for while it is on its way.
+//!   unread, so the kernel refuses the rest of the moves. So a page that was moved was there, at the address that we know,
+//!   and nothing fills that address until the answer has been recorded.
 //! - A page is `Staged(n)` if and only if entry `n` of the staging ring names it.
 //! - A page that is `Stored` or `Loading` holds one reference on its slot.
 
