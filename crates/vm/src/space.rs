@@ -279,7 +279,7 @@ impl State {
     /// has to be stored before.)
     ///
     /// Where a page of the parent has come back since the fork, or the child has it as its own, the child's reference is
-    /// stale; it is dropped when the page is next evicted or filled.
+    /// stale; it is dropped when the page is next moved or filled.
     pub fn inherit(&self, engine: &Zswap) -> State {
         let mut child = State {
             registered: self.registered.clone(),
