@@ -6,11 +6,15 @@ UZSWAP := $(if $(CARGO_TARGET_DIR),$(CARGO_TARGET_DIR),target)/release/uzswap
 PROGRAMS := redis-server:redis-server sqlite3:sqlite3 node:nodejs java:default-jdk-headless javac:default-jdk-headless \
             xz:xz-utils g++:g++ gcc:gcc python3:python3
 
-.PHONY: help build demo test check docs unit jobs licences deps soak
+# Time for each fuzz target.
+FUZZ_SECONDS ?= 180
+
+.PHONY: help build demo test check docs unit jobs licences deps soak fuzz
 
 help:
 	@echo "make demo   run a real program over 1 GiB in 256 MiB, and compare with a run without uzswap"
 	@echo "make test   format, lints, documentation, licences, unit tests, real programs inside a limit"
+	@echo "make fuzz   each fuzz target for FUZZ_SECONDS ($(FUZZ_SECONDS)); needs a nightly toolchain"
 	@echo "make build  the binary: $(UZSWAP)"
 	@echo "make deps   install the programs that the tests run, those that are missing"
 
@@ -25,6 +29,7 @@ test: check docs licences unit jobs
 check:
 	cargo fmt --all --check
 	cargo clippy --locked --workspace --all-targets -- -D warnings
+	cargo clippy --locked -p uzswap-engine --features shuttle,fuzzing --all-targets -- -D warnings
 
 docs:
 	RUSTDOCFLAGS=-Dwarnings cargo doc --locked --no-deps --workspace
@@ -34,12 +39,20 @@ licences:
 
 unit:
 	cargo test --locked --workspace
+	cargo test --locked -p uzswap-engine --features shuttle --test interleavings
 
 jobs: build deps
 	python3 tests/run.py --uzswap $(UZSWAP)
 
 soak: build deps
 	python3 tests/run.py --full --uzswap $(UZSWAP)
+
+# Safe Rust needs no sanitizer; without one there are several times as many executions.
+fuzz:
+	@command -v cargo-fuzz >/dev/null || cargo install --locked cargo-fuzz
+	@set -e; for target in $$(cargo fuzz list); do \
+	    cargo +nightly fuzz run --sanitizer none $$target -- \
+	        -max_total_time=$(FUZZ_SECONDS) -max_len=4096 -len_control=0 -timeout=20 -print_final_stats=1; done
 
 deps:
 	@missing=; for pair in $(PROGRAMS); do \

@@ -48,7 +48,7 @@ def satisfied(expression, allowed):
 
 
 def main():
-    command = ["cargo", "metadata", "--format-version", "1", "--locked"]
+    command = ["cargo", "metadata", "--format-version", "1", "--locked", "--all-features"]
     metadata = json.loads(subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.PIPE).stdout)
     allowed = allowed_licences()
     bad = [f"{package['name']} {package['version']}: {package['license'] or 'no licence given'}"

@@ -85,14 +85,14 @@ struct Deflate {
     decompressor: libdeflater::Decompressor,
 }
 
-thread_local! {
+crate::sync::thread_local! {
     static SCRATCH: RefCell<Scratch> =
         RefCell::new(Scratch { buffer: Box::new([0; PAGE_SIZE]), codecs: Codecs::default() });
 }
 
 /// Runs `work` with this thread's scratch; not to be nested.
 pub(crate) fn with_scratch<R>(work: impl FnOnce(&mut Scratch) -> R) -> R {
-    SCRATCH.with_borrow_mut(work)
+    SCRATCH.with(|scratch| work(&mut scratch.borrow_mut()))
 }
 
 impl Scratch {

@@ -102,7 +102,8 @@ impl Zswap {
             stored_incompressible_pages: root.zswap_incomp / PAGE_SIZE as u64,
             same_filled_pages: state.same_filled,
             root,
-            swap_current: state.space.used() as u64 * PAGE_SIZE as u64,
+            swap_current: state.space.used_bytes(),
+            swapped_pages: state.swapped,
         }
     }
 
@@ -111,6 +112,7 @@ impl Zswap {
     pub fn check_valid(&self) {
         let _cluster = self.cluster.lock();
         self.state.lock().check_valid();
+        self.references.check_valid();
     }
 }
 
@@ -152,13 +154,13 @@ impl Zswap {
         self.with_group(group, |state, number| state.groups.set_zswap_max(number, bytes))
     }
 
-    /// Sets `memory.zswap.writeback`: whether pages of a group and of all below it may go to disk. Waits for a
-    /// writeback under way: after a `false` no entry of theirs is written.
+    /// Sets `memory.zswap.writeback`: whether pages of a group and of all below it may go to disk. Waits for
+    /// the writes under way: after a `false` no page of theirs is written.
     ///
     /// # Errors
     /// `Gone` if it was removed.
     pub fn set_writeback(&self, group: Group, allowed: bool) -> Result<(), GroupError> {
-        let _cluster = self.cluster.lock();
+        let (_cluster, _through) = (self.cluster.lock(), self.through.write());
         self.with_group(group, |state, number| state.groups.set_writeback(number, allowed))
     }
 

@@ -1,7 +1,7 @@
 //! What is counted, under the kernel's names.
 
+use crate::sync::{AtomicU64, Ordering};
 use serde::Serialize;
-use std::sync::atomic::{AtomicU64, Ordering};
 
 /// A snapshot of everything that is counted. Events are counted from the start on; gauges say so.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
@@ -35,6 +35,8 @@ pub struct Counters {
     pub root: GroupCounters,
     /// Gauge: bytes in use on disk, those being written included.
     pub swap_current: u64,
+    /// Gauge: pages on disk.
+    pub swapped_pages: u64,
 }
 
 /// What is counted for a group and everything below it.

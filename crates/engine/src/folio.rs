@@ -3,15 +3,13 @@
 //! 1. A store is all or nothing. Pages go in one by one, for each is compressed on its own; the first refusal takes the others
 //!    out again. Nobody knows their slots yet, and no event is counted before the last is in.
 //! 2. A folio that the pool has refused is written to the swap file, as far as can be in one piece.
-//! 3. A load takes each page from where it is. Pages that are neighbours on disk are read at once.
+//! 3. A load takes each page from where it is. Entries that are neighbours on disk are read at once.
 
 use crate::Page;
 use crate::groups::Home;
 use crate::slots::{Sealed, Slot};
-use crate::swapfile::{self, CLUSTER};
 use crate::zswap::{LoadError, Origin, Refusal, SwapOutError, Zswap, same_filled};
 use serde::Serialize;
-use std::ops::Range;
 
 /// The largest folio: 512 pages, 2 MiB.
 pub const MAX_FOLIO_ORDER: usize = 9;
@@ -90,43 +88,21 @@ impl Zswap {
         Ok(())
     }
 
-    /// Writes the pages that are not zeros in runs as long as there is room for.
+    /// Writes the pages that are not zeros.
     fn write_folio(&self, pages: &[Page], home: Home, slots: &mut Vec<Slot>) -> Result<(), SwapOutError> {
         let is_zero = |page: &Page| same_filled(page) == Some([0; 8]);
-        let mut written = Vec::with_capacity(pages.len());
-        let mut left: Vec<&Page> = pages.iter().filter(|page| !is_zero(page)).collect();
-        let result = (|| {
-            while !left.is_empty() {
-                let (swap, run) = self.space_for(left.len().min(CLUSTER), home)?;
-                let mut buffer: Vec<Page> = left.drain(..run.len as usize).copied().collect();
-                let blocks = run.start..run.start + run.len;
-                let seals = blocks.clone().zip(&mut buffer).map(|(block, page)| {
-                    let nonce = swap.sealer.nonce();
-                    Sealed { block, nonce, tag: swap.sealer.seal(nonce, block, page) }
-                });
-                let sealed: Vec<Sealed> = seals.collect();
-                if let Err(error) = swap.file.write_at(swapfile::offset(run.start), buffer.as_flattened()) {
-                    self.free_blocks(blocks);
-                    return Err(SwapOutError::of_write(error));
-                }
-                written.extend(sealed);
-            }
-            Ok(())
-        })();
-        let mut written = written.into_iter();
-        let recorded = result.and_then(|()| {
-            for page in pages {
-                let slot = if is_zero(page) {
-                    self.swap_out(page, home)?
-                } else {
-                    let sealed: Sealed = written.next().expect("a block for each page");
-                    self.record_written(sealed, home).inspect_err(|_| self.free_blocks([sealed.block]))?
-                };
-                slots.push(slot);
-            }
+        let others: Vec<&Page> = pages.iter().filter(|page| !is_zero(page)).collect();
+        let mut written = self.write_through(&others, home)?.into_iter();
+        let recorded = pages.iter().try_for_each(|page| {
+            slots.push(if is_zero(page) {
+                self.swap_out(page, home)?
+            } else {
+                let sealed = written.next().expect("an entry for each page");
+                self.record_written(sealed, home).inspect_err(|_| self.free_space([sealed.run()]))?
+            });
             Ok(())
         });
-        self.free_blocks(written.map(|sealed| sealed.block));
+        self.free_space(written.map(|sealed| sealed.run()));
         recorded
     }
 
@@ -161,11 +137,9 @@ impl Zswap {
                 }
             }
         }
-        let follows = |(a, x): &(usize, Sealed), (b, y): &(usize, Sealed)| *b == a + 1 && y.block == x.block + 1;
-        for run in on_disk.chunk_by(follows) {
-            let (first, start) = (run[0].0, run[0].1.block);
-            let neighbours: Range<usize> = first..first + run.len();
-            self.read_run(start, run.iter().map(|(_, sealed)| sealed), &mut pages[neighbours])?;
+        on_disk.sort_unstable_by_key(|(_, sealed)| sealed.place);
+        for run in on_disk.chunk_by(|(_, x), (_, y)| x.run().end() == y.place) {
+            self.read_neighbours(run, pages)?;
         }
         if !on_disk.is_empty() {
             let mut state = self.state.lock();

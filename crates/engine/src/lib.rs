@@ -9,9 +9,9 @@
 //! - [`slots`]: the name of a page, and the states it goes through; [`lru`]: which is the coldest
 //! - [`pools`]: a codec and an allocator each; [`zpool`], [`zsmalloc`], [`zbud`]: the allocators; [`compress`], [`lzo`]: the
 //!   codecs
-//! - [`swapfile`]: space on disk; [`seal`]: what is written there can be neither read nor forged
+//! - [`disk`]: to disk and back; [`swapfile`]: space there; [`seal`]: what is there can be neither read nor forged
 //! - [`control`]: parameters and groups from outside; [`counters`]: the kernel's counters; [`table`]: tables and lists that
-//!   everything else is made of
+//!   everything else is made of; [`sync`]: locks and atomics, the system's or a model checker's
 //!
 //! Invariants:
 //! - No unsafe code, no threads and, but for one random key, no system calls: memory and swap file are traits.
@@ -25,7 +25,11 @@
 mod compress;
 mod control;
 mod counters;
+mod disk;
 mod folio;
+#[cfg(feature = "fuzzing")]
+#[doc(hidden)]
+pub mod fuzzing;
 mod groups;
 mod lru;
 mod lzo;
@@ -37,6 +41,7 @@ mod shrinker;
 mod slots;
 mod state;
 mod swapfile;
+mod sync;
 mod table;
 mod writeback;
 mod zbud;
@@ -46,6 +51,7 @@ mod zswap;
 
 pub use compress::Compressor;
 pub use counters::{Counters, GroupCounters};
+pub use disk::Writeback;
 pub use folio::{FolioCounters, MAX_FOLIO_ORDER};
 pub use groups::{Group, GroupError, Home};
 pub use names::UnknownName;

@@ -14,7 +14,7 @@ use crate::zpool::{AllocError, Allocator, PageSource, Zpool};
 use crate::zsmalloc::Zsmalloc;
 use std::sync::Arc;
 
-const POOLS: usize = Compressor::ALL.len() * Zpool::ALL.len();
+pub(crate) const POOLS: usize = Compressor::ALL.len() * Zpool::ALL.len();
 
 /// The number of a pool.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]

@@ -1,13 +1,12 @@
-//! Sealing of pages that leave for the disk: encrypted, and authenticated together with their place.
+//! Sealing of entries that leave for the disk: encrypted, and authenticated together with their place.
 //!
 //! 1. The key is random, lives in memory only and dies with the process: nobody reads a swap file afterwards.
 //! 2. No nonce is used twice: it is a counter, and nothing seals without taking a new one.
-//! 3. Nonce and tag stay in memory and the block number is authenticated. So a block that was changed, exchanged with
-//!    another or rolled back to what it once held does not open.
+//! 3. Nonce, tag and length stay in memory and the place is authenticated. So an entry that was changed, exchanged with
+//!    another or rolled back to what its place once held does not open.
 
-use crate::{PAGE_SIZE, Page};
+use crate::sync::{AtomicU64, Ordering};
 use aes_gcm::aead::{AeadInOut, KeyInit};
-use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Unique to one sealing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -37,18 +36,16 @@ impl Sealer {
         Nonce(self.next_nonce.fetch_add(1, Ordering::Relaxed).to_le_bytes())
     }
 
-    /// Encrypts a page in place.
-    pub fn seal(&self, nonce: Nonce, block: u32, page: &mut [u8]) -> Tag {
-        assert_eq!(page.len(), PAGE_SIZE);
-        let tag = self.cipher.encrypt_inout_detached(&nonce.padded().into(), &block.to_le_bytes(), page.into());
+    /// Encrypts bytes in place, at most a page of them.
+    pub fn seal(&self, nonce: Nonce, place: u32, data: &mut [u8]) -> Tag {
+        let tag = self.cipher.encrypt_inout_detached(&nonce.padded().into(), &place.to_le_bytes(), data.into());
         tag.expect("a page is never too long").into()
     }
 
-    /// Decrypts a page in place. If it was tampered with, its content is undefined afterwards.
-    pub fn open(&self, nonce: Nonce, block: u32, tag: &Tag, page: &mut Page) -> Result<(), Tampered> {
-        let (nonce, place) = (nonce.padded().into(), block.to_le_bytes());
-        let opened = self.cipher.decrypt_inout_detached(&nonce, &place, page.as_mut_slice().into(), &(*tag).into());
-        opened.map_err(|_| Tampered)
+    /// Decrypts bytes in place. If they were tampered with, they are undefined afterwards.
+    pub fn open(&self, nonce: Nonce, place: u32, tag: &Tag, data: &mut [u8]) -> Result<(), Tampered> {
+        let (nonce, place) = (nonce.padded().into(), place.to_le_bytes());
+        self.cipher.decrypt_inout_detached(&nonce, &place, data.into(), &(*tag).into()).map_err(|_| Tampered)
     }
 }
 
@@ -67,20 +64,23 @@ mod tests {
     #[test]
     fn only_the_same_bytes_at_the_same_place_open() {
         let sealer = Sealer::new();
-        let mut sealed = [7; PAGE_SIZE];
-        let nonce = sealer.nonce();
-        let tag = sealer.seal(nonce, 3, &mut sealed);
-        assert_ne!(sealed, [7; PAGE_SIZE]);
+        for length in [1, 100, 4096] {
+            let mut sealed = vec![7; length];
+            let nonce = sealer.nonce();
+            let tag = sealer.seal(nonce, 3, &mut sealed);
+            assert_ne!(sealed, vec![7; length]);
 
-        let mut page = sealed;
-        assert_eq!(sealer.open(nonce, 3, &tag, &mut page), Ok(()));
-        assert_eq!(page, [7; PAGE_SIZE]);
+            let mut data = sealed.clone();
+            assert_eq!(sealer.open(nonce, 3, &tag, &mut data), Ok(()));
+            assert_eq!(data, vec![7; length]);
 
-        assert_eq!(sealer.open(nonce, 4, &tag, &mut sealed.clone()), Err(Tampered), "another block");
-        assert_eq!(sealer.open(sealer.nonce(), 3, &tag, &mut sealed.clone()), Err(Tampered), "an older content");
-        assert_eq!(Sealer::new().open(nonce, 3, &tag, &mut sealed.clone()), Err(Tampered), "another key");
-        sealed[PAGE_SIZE - 1] ^= 1;
-        assert_eq!(sealer.open(nonce, 3, &tag, &mut sealed), Err(Tampered), "a changed byte");
+            assert_eq!(sealer.open(nonce, 4, &tag, &mut sealed.clone()), Err(Tampered), "another place");
+            assert_eq!(sealer.open(sealer.nonce(), 3, &tag, &mut sealed.clone()), Err(Tampered), "an older content");
+            assert_eq!(Sealer::new().open(nonce, 3, &tag, &mut sealed.clone()), Err(Tampered), "another key");
+            assert_eq!(sealer.open(nonce, 3, &tag, &mut sealed.clone()[1..]), Err(Tampered), "another length");
+            sealed[length - 1] ^= 1;
+            assert_eq!(sealer.open(nonce, 3, &tag, &mut sealed), Err(Tampered), "a changed byte");
+        }
     }
 
     #[test]

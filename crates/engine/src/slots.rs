@@ -11,8 +11,10 @@
 //! 3. A Writing entry still has its object in the pool: loads take that, an invalidation frees it at once.
 //!    Its nonce, never used twice, tells the writer whether the entry it finds is still the one it took.
 
+use crate::compress::Compressor;
 use crate::pools::PoolId;
 use crate::seal::{Nonce, Tag};
+use crate::swapfile::{Run, units};
 use crate::table::{Cell, Links, Nodes, Table};
 use crate::zpool::Handle;
 
@@ -77,12 +79,23 @@ pub(crate) struct Object {
     pub pool: PoolId,
 }
 
-/// A page on disk.
+/// An entry on disk. One as long as a page is the page itself.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Sealed {
-    pub block: u32,
+    /// The unit it begins at.
+    pub place: u32,
+    /// In bytes.
+    pub length: u16,
+    pub compressor: Compressor,
     pub nonce: Nonce,
     pub tag: Tag,
+}
+
+impl Sealed {
+    /// The space it takes.
+    pub fn run(&self) -> Run {
+        Run { start: self.place, len: units(self.length as usize) }
+    }
 }
 
 pub(crate) struct Entry {

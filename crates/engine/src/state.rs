@@ -6,7 +6,7 @@ use crate::groups::{Group, Groups};
 use crate::lru::Lru;
 use crate::pools::{PoolId, Pools};
 use crate::slots::{Heat, Location, Object, Sealed, Slot, Slots};
-use crate::swapfile::DiskSpace;
+use crate::swapfile::{DiskSpace, Run};
 use crate::table::Links;
 use crate::zpool::{AllocError, PageSource};
 use crate::zswap::{Config, Refusal};
@@ -23,6 +23,8 @@ pub(crate) struct State {
     /// The cap was hit, and the pools have not been at or under the accept threshold since.
     full: bool,
     pub same_filled: u64,
+    /// Pages on disk.
+    pub swapped: u64,
     /// By order.
     pub folios: [FolioCounters; MAX_FOLIO_ORDER + 1],
 }
@@ -57,6 +59,7 @@ impl State {
             space: DiskSpace::new(config.swap_limit_bytes),
             full: false,
             same_filled: 0,
+            swapped: 0,
             folios: Default::default(),
             config,
         }
@@ -142,6 +145,13 @@ impl State {
         Some(slot)
     }
 
+    /// A page that was written to disk without having been in a pool.
+    pub fn store_sealed(&mut self, sealed: Sealed, group: u16, node: u8) -> Option<Slot> {
+        let slot = self.insert(group, node, Location::Disk(sealed))?;
+        self.swapped += 1;
+        Some(slot)
+    }
+
     /// Puts a compressed page, or a page as it is, into a pool and at the hot end of its list.
     pub fn store(&mut self, pool: PoolId, data: &[u8], group: u16, node: u8) -> Result<Slot, AllocError> {
         let object = self.pools.malloc(pool, data)?;
@@ -218,8 +228,8 @@ impl State {
         self.lru(home, current).0.protect();
     }
 
-    /// Drops a reference, and the entry with the last one; returns a block on disk that is then to be freed.
-    pub fn invalidate(&mut self, slot: Slot) -> Option<u32> {
+    /// Drops a reference, and the entry with the last one; returns space on disk that is then to be freed.
+    pub fn invalidate(&mut self, slot: Slot) -> Option<Run> {
         let entry = self.slots.get_mut(slot);
         entry.references -= 1;
         if entry.references > 0 {
@@ -241,11 +251,11 @@ impl State {
                 self.free_object(group, object);
             }
             Location::Writing { object, .. } => drop(self.free_object(group, object)),
-            Location::Disk(_) => {}
+            Location::Disk(_) => self.swapped -= 1,
         }
         self.slots.remove(slot);
         self.groups.unname(group);
-        if let Location::Disk(Sealed { block, .. }) = location { Some(block) } else { None }
+        if let Location::Disk(sealed) = location { Some(sealed.run()) } else { None }
     }
 
     /// Frees an object that a group is charged for; returns the pages that went back to the system.
@@ -266,7 +276,7 @@ impl State {
         let listed: HashMap<u32, (u16, u8)> =
             lists.into_iter().flat_map(|(list, slots)| slots.into_iter().map(move |slot| (slot, list))).collect();
         let slots: Vec<(Slot, Location)> = self.slots.iter().map(|(slot, entry)| (slot, entry.location)).collect();
-        let (mut objects, mut blocks, mut same_filled, mut bytes) = (HashSet::new(), Vec::new(), 0, 0);
+        let (mut objects, mut on_disk, mut same_filled, mut bytes) = (HashSet::new(), Vec::new(), 0, 0);
         let mut groups: HashMap<u16, (u64, u64, u64)> = HashMap::new();
         for (slot, location) in slots {
             let entry = self.slots.get_mut(slot);
@@ -288,7 +298,7 @@ impl State {
                     charged = (length, PAGE_SIZE as u64, if length == PAGE_SIZE as u64 { length } else { 0 });
                 }
                 Location::Writing { .. } => panic!("{slot:?} is being written, and nobody writes"),
-                Location::Disk(Sealed { block, .. }) => blocks.push(block),
+                Location::Disk(sealed) => on_disk.push(sealed.run()),
             }
             let group = self.group_of(slot);
             for number in self.groups.path(group) {
@@ -306,6 +316,7 @@ impl State {
             assert_eq!(gauges, groups.get(&number).copied().unwrap_or_default(), "charges of group {number}");
         }
         self.pools.check_valid();
-        self.space.check_valid(blocks.into_iter());
+        assert_eq!(self.swapped, on_disk.len() as u64, "pages on disk");
+        self.space.check_valid(on_disk.into_iter());
     }
 }

@@ -1,28 +1,40 @@
-//! The swap file: who implements it, and which of its blocks are in use.
+//! The swap file: who implements it, and which of it is in use.
 //!
-//! 1. A block is one page. Blocks are given out at writeback, never before, so no swap file is sized in advance.
-//! 2. 256 blocks (1 MiB) are a cluster, the most that is written at once. Large requests take an empty cluster, or the
-//!    emptiest; single pages take the fullest: that keeps whole clusters free for long sequential writes.
-//! 3. A cluster that has become empty is discarded in the file before it is used again. Nobody may hold a lock
+//! 1. Space is given out in units of 128 bytes, at writeback and never before, so no swap file is sized in advance. Whatever
+//!    is freed can be used again at once by anything that fits: nothing has to be moved together.
+//! 2. 1 MiB is a cluster, the most that is written at once. The lists are by the longest run of free units in a cluster, so
+//!    one that has room is found without a search. A request takes the tightest run that does, of what there is: that
+//!    keeps whole clusters free for long sequential writes.
+//! 3. Waste is bounded twice. The file grows only while more than half of it is in use, or if it has no run of a page left.
+//!    At its limit, space is refused only if no free run is as long as the entry: less than a page lies between any two
+//!    entries then.
+//! 4. A cluster that has become empty is discarded in the file before it is used again. Nobody may hold a lock
 //!    during the discard, so the cluster is on no list until `discarded`.
 
 use crate::PAGE_SIZE;
 use crate::table::{Cell, Links, List, NIL, Nodes, Table};
 use std::io;
+use std::ops::Range;
 
-/// Blocks in a cluster, and the most pages written at once.
-pub(crate) const CLUSTER: usize = 256;
+/// What space is counted in, in bytes.
+pub(crate) const UNIT: usize = 128;
+/// Units of a page.
+pub(crate) const PAGE: u32 = units(PAGE_SIZE);
+/// Units in a cluster, the most that is written at once.
+pub(crate) const CLUSTER: u32 = units(1 << 20);
 
-const WORDS: usize = CLUSTER / 64;
-/// Lists of clusters with some free blocks; the last holds the empty ones.
-const LISTS: usize = 9;
-/// From this many blocks on, a request is worth an empty cluster.
-const LARGE: usize = 32;
+const WORDS: usize = CLUSTER as usize / 64;
+/// Lists of clusters: one for each longest run up to a page's, then one for each power of two; the first is of none.
+const LISTS: usize = list(CLUSTER) + 1;
+/// A run of this many units is long enough for any request.
+const LONG: u32 = units(128 << 10);
+
+const _: () = assert!(PAGE.is_power_of_two() && LONG.is_power_of_two() && CLUSTER.is_multiple_of(64));
 
 /// A file that grows as it is written to. Called without any lock held, from several threads at once, never for the same
 /// bytes. Must not call back into the engine.
 pub trait SwapFile: Send + Sync {
-    /// Writes all of `data` at `offset` (bytes); both are multiples of [`PAGE_SIZE`], the length at most 1 MiB.
+    /// Writes all of `data`, at most 1 MiB, at `offset` (bytes).
     ///
     /// # Errors
     /// `StorageFull` and its like if there is no space; anything else is reported as an I/O error. What a failed write has
@@ -39,41 +51,51 @@ pub trait SwapFile: Send + Sync {
     fn discard(&self, offset: u64, len: u64);
 }
 
-/// Offset of a block in the file, in bytes.
-pub(crate) fn offset(block: u32) -> u64 {
-    block as u64 * PAGE_SIZE as u64
+/// Units that so many bytes take.
+pub(crate) const fn units(bytes: usize) -> u32 {
+    bytes.div_ceil(UNIT) as u32
 }
 
-/// Neighbouring blocks.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// Offset of a unit in the file, in bytes.
+pub(crate) fn offset(unit: u32) -> u64 {
+    unit as u64 * UNIT as u64
+}
+
+/// Neighbouring units.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Run {
     pub start: u32,
     pub len: u32,
 }
 
-/// Which blocks are in use.
+impl Run {
+    pub fn end(&self) -> u32 {
+        self.start + self.len
+    }
+}
+
+/// Which units are in use.
 pub(crate) struct DiskSpace {
-    /// Cluster `n`, from 1, holds the blocks from `(n - 1) * CLUSTER` on; none is ever removed.
+    /// Cluster `n`, from 1, holds the units from `(n - 1) * CLUSTER` on; none is ever removed.
     clusters: Table<Cluster>,
-    /// By the number of free blocks: list `n` those with 2^n to 2^(n+1) - 1, the last the empty clusters.
     lists: [List; LISTS],
     limit: u32,
     used: u32,
 }
 
 struct Cluster {
-    /// A bit for each block in use.
-    bits: [u64; WORDS],
-    /// Blocks in use.
+    /// A bit for each unit in use.
+    bits: Box<[u64]>,
+    /// Units in use, those beyond the limit included.
     used: u16,
-    /// On a list: neither full nor waiting for its discard.
-    listed: bool,
+    /// The list it is on; 0: none, as it is full or waits for its discard.
+    list: u8,
     links: Links,
 }
 
 impl Cell for Cluster {
     fn vacant(next: u32) -> Self {
-        Cluster { bits: [0; WORDS], used: u16::MAX, listed: false, links: Links { prev: NIL, next } }
+        Cluster { bits: Box::default(), used: u16::MAX, list: 0, links: Links { prev: NIL, next } }
     }
     fn next_vacant(&self) -> Option<u32> {
         (self.used == u16::MAX).then_some(self.links.next)
@@ -86,153 +108,210 @@ impl Nodes for Table<Cluster> {
     }
 }
 
+/// The list of clusters whose longest free run is `run` units.
+const fn list(run: u32) -> usize {
+    if run < PAGE { run as usize } else { PAGE as usize + (run / PAGE).ilog2() as usize }
+}
+
+/// The first list whose clusters all have a run of `want` units.
+fn fitting(want: u32) -> usize {
+    if want <= PAGE { want as usize } else { list(want.next_power_of_two()) }
+}
+
+/// The words that a range of bits touches, and the bits in each.
+fn words(bits: Range<u32>) -> impl Iterator<Item = (usize, u64)> {
+    (bits.start / 64..bits.end.div_ceil(64)).map(move |word| {
+        let (first, end) = (bits.start.max(word * 64), bits.end.min(word * 64 + 64));
+        (word as usize, (!0 >> (64 - (end - first))) << (first % 64))
+    })
+}
+
 impl Cluster {
-    fn list(&self) -> usize {
-        (CLUSTER - self.used as usize).ilog2() as usize
+    fn new() -> Option<Cluster> {
+        let mut bits = Vec::new();
+        bits.try_reserve_exact(WORDS).ok()?;
+        bits.resize(WORDS, 0);
+        Some(Cluster { bits: bits.into(), used: 0, list: 0, links: Links::default() })
     }
 
-    fn is_used(&self, block: usize) -> bool {
-        self.bits[block / 64] >> (block % 64) & 1 == 1
+    fn set(&mut self, range: Range<u32>, used: bool) {
+        let len = (range.end - range.start) as u16;
+        for (word, mask) in words(range) {
+            let before = if used { 0 } else { mask };
+            assert_eq!(
+                self.bits[word] & mask,
+                before,
+                "space in word {word} of its cluster is freed or given out twice"
+            );
+            self.bits[word] ^= mask;
+        }
+        self.used = if used { self.used + len } else { self.used - len };
     }
 
-    /// The first run of `want` free blocks, or else the longest shorter one.
-    fn best_run(&self, want: usize) -> (usize, usize) {
-        let mut best = (0, 0);
-        let mut start = 0;
-        for block in 0..=CLUSTER {
-            if block == CLUSTER || self.is_used(block) {
-                start = block + 1;
-            } else if block + 1 - start > best.1 {
-                best = (start, block + 1 - start);
-                if best.1 == want {
+    /// The first unit from `from` on that is in use, or that is not; CLUSTER if there is none.
+    fn next(&self, used: bool, from: u32) -> u32 {
+        let flip = if used { 0 } else { !0 };
+        let found = words(from..CLUSTER).find_map(|(word, mask)| {
+            let bits = (self.bits[word] ^ flip) & mask;
+            (bits != 0).then(|| word as u32 * 64 + bits.trailing_zeros())
+        });
+        found.unwrap_or(CLUSTER)
+    }
+
+    /// The first unit of the free run that ends before `end`.
+    fn start_of_free(&self, end: u32) -> u32 {
+        let mut before = (0..=end / 64).rev().map(|word| {
+            let mask = if word == end / 64 { !(!0 << (end % 64)) } else { !0 };
+            (word, self.bits[word as usize] & mask)
+        });
+        before.find(|(_, bits)| *bits != 0).map_or(0, |(word, bits)| word * 64 + 64 - bits.leading_zeros())
+    }
+
+    /// The first run of `want` free units, or else the longest shorter one.
+    fn best_run(&self, want: u32) -> Range<u32> {
+        let mut best = 0..0;
+        let mut start = self.next(false, 0);
+        while start < CLUSTER {
+            let end = self.next(true, start);
+            if end - start > best.end - best.start {
+                best = start..end.min(start + want);
+                if best.end - best.start == want {
                     break;
                 }
             }
+            start = self.next(false, end);
         }
         best
+    }
+
+    fn longest(&self) -> u32 {
+        let best = self.best_run(CLUSTER);
+        best.end - best.start
     }
 }
 
 impl DiskSpace {
-    /// Space for `limit_bytes` (rounded down to pages), at most and by default 16 TiB less a page.
+    /// Space for `limit_bytes` (rounded down to pages), at most and by default 512 GiB less a page.
     pub fn new(limit_bytes: Option<u64>) -> DiskSpace {
-        let limit = limit_bytes.unwrap_or(u64::MAX) / PAGE_SIZE as u64;
+        let pages = limit_bytes.unwrap_or(u64::MAX) / PAGE_SIZE as u64;
         DiskSpace {
             clusters: Table::new(),
             lists: [List::default(); LISTS],
-            limit: u32::try_from(limit).unwrap_or(u32::MAX),
+            limit: pages.min((u32::MAX / PAGE) as u64) as u32 * PAGE,
             used: 0,
         }
     }
 
-    /// Blocks in use.
-    pub fn used(&self) -> u32 {
-        self.used
+    /// Bytes in use.
+    pub fn used_bytes(&self) -> u64 {
+        offset(self.used)
     }
 
     /// Memory of the books, in bytes.
     pub fn memory(&self) -> usize {
-        self.clusters.memory()
+        self.clusters.memory() + self.clusters.used() as usize * WORDS * size_of::<u64>()
     }
 
-    /// Up to `want` neighbouring blocks (1 to CLUSTER); None if there are none.
-    pub fn allocate(&mut self, want: usize) -> Option<Run> {
-        let cluster = if want >= LARGE {
-            let cluster = self.lists[LISTS - 1].head().or_else(|| self.add_cluster());
-            cluster.or_else(|| self.lists.iter().rev().find_map(List::head))?
-        } else {
-            self.lists.iter().find_map(List::head).or_else(|| self.add_cluster())?
-        };
-        let (start, len) = self.clusters.get(cluster).best_run(want);
-        for block in start..start + len {
-            self.set(cluster, block, true);
-        }
-        self.relist(cluster);
-        self.used += len as u32;
-        Some(Run { start: (cluster - 1) * CLUSTER as u32 + start as u32, len: len as u32 })
+    /// Up to `want` neighbouring units (1 to CLUSTER); None if there are none.
+    pub fn allocate(&mut self, want: u32) -> Option<Run> {
+        let sparse = self.used as u64 * 2 < self.clusters.used() as u64 * CLUSTER as u64;
+        let tightest = self.lists[fitting(want.min(LONG))..].iter().find_map(List::head);
+        let index = tightest
+            .or_else(|| self.roomiest().filter(|&index| sparse && self.clusters.get(index).list >= PAGE as u8))
+            .or_else(|| self.add_cluster())
+            .or_else(|| self.roomiest())?;
+        let cluster = self.clusters.get_mut(index);
+        let range = cluster.best_run(want);
+        cluster.set(range.clone(), true);
+        let list = list(cluster.longest());
+        self.relist(index, list);
+        self.used += range.end - range.start;
+        Some(Run { start: (index - 1) * CLUSTER + range.start, len: range.end - range.start })
     }
 
-    /// Frees a block. If that leaves its cluster empty, returns the cluster: the caller discards it in the file,
+    /// Frees units of one cluster. If that leaves it empty, returns the cluster: the caller discards it in the file,
     /// then calls `discarded`.
-    pub fn free(&mut self, block: u32) -> Option<Emptied> {
-        let cluster = block / CLUSTER as u32 + 1;
-        self.set(cluster, block as usize % CLUSTER, false);
-        self.used -= 1;
-        if self.clusters.get(cluster).used as usize == self.absent(cluster) {
-            self.unlist(cluster);
-            return Some(Emptied(cluster));
+    pub fn free(&mut self, run: Run) -> Option<Emptied> {
+        let index = run.start / CLUSTER + 1;
+        let start = run.start % CLUSTER;
+        let absent = self.absent(index);
+        let cluster = self.clusters.get_mut(index);
+        cluster.set(start..start + run.len, false);
+        self.used -= run.len;
+        if cluster.used as u32 == absent {
+            self.relist(index, 0);
+            return Some(Emptied(index));
         }
-        self.relist(cluster);
+        let merged = cluster.next(true, start) - cluster.start_of_free(start);
+        let list = list(merged).max(cluster.list as usize);
+        self.relist(index, list);
         None
     }
 
     /// The cluster is discarded and may be used again.
-    pub fn discarded(&mut self, Emptied(cluster): Emptied) {
-        self.relist(cluster);
+    pub fn discarded(&mut self, Emptied(index): Emptied) {
+        self.relist(index, list(CLUSTER - self.absent(index)));
     }
 
-    /// Blocks of the cluster that lie beyond the limit; they count as in use.
-    fn absent(&self, cluster: u32) -> usize {
-        (cluster as u64 * CLUSTER as u64).saturating_sub(self.limit as u64) as usize
+    /// Units of the cluster that lie beyond the limit; they count as in use.
+    fn absent(&self, index: u32) -> u32 {
+        (index as u64 * CLUSTER as u64).saturating_sub(self.limit as u64) as u32
     }
 
-    fn set(&mut self, cluster: u32, block: usize, used: bool) {
-        self.unlist(cluster);
-        let cluster = self.clusters.get_mut(cluster);
-        assert_ne!(cluster.is_used(block), used, "block {block} of its cluster is freed or given out twice");
-        cluster.bits[block / 64] ^= 1 << (block % 64);
-        cluster.used = if used { cluster.used + 1 } else { cluster.used - 1 };
+    /// A cluster of the last list that has one.
+    fn roomiest(&self) -> Option<u32> {
+        self.lists.iter().rev().find_map(List::head)
     }
 
-    fn unlist(&mut self, index: u32) {
-        let cluster = self.clusters.get_mut(index);
-        if std::mem::replace(&mut cluster.listed, false) {
-            let list = cluster.list();
-            self.lists[list].unlink(&mut self.clusters, index);
+    fn relist(&mut self, index: u32, list: usize) {
+        let before = std::mem::replace(&mut self.clusters.get_mut(index).list, list as u8) as usize;
+        if before == list {
+            return;
         }
-    }
-
-    fn relist(&mut self, index: u32) {
-        let cluster = self.clusters.get_mut(index);
-        if (cluster.used as usize) < CLUSTER {
-            cluster.listed = true;
-            let list = cluster.list();
+        if before != 0 {
+            self.lists[before].unlink(&mut self.clusters, index);
+        }
+        if list != 0 {
             self.lists[list].push_front(&mut self.clusters, index);
         }
     }
 
     /// The next cluster of the file, empty and on its list; None at the limit.
     fn add_cluster(&mut self) -> Option<u32> {
-        let clusters = self.limit.div_ceil(CLUSTER as u32);
-        let cluster = Cluster { bits: [0; WORDS], used: 0, listed: false, links: Links::default() };
-        let index = self.clusters.insert(cluster, clusters)?;
-        for block in CLUSTER - self.absent(index)..CLUSTER {
-            self.set(index, block, true);
+        let index = self.clusters.insert(Cluster::new()?, self.limit.div_ceil(CLUSTER))?;
+        let there = CLUSTER - self.absent(index);
+        if there < CLUSTER {
+            self.clusters.get_mut(index).set(there..CLUSTER, true);
         }
-        self.relist(index);
+        self.relist(index, list(there));
         Some(index)
     }
 
-    /// Panics unless `in_use` is exactly the blocks in use and all counts and lists agree.
-    pub fn check_valid(&mut self, in_use: impl Iterator<Item = u32>) {
+    /// Panics unless `in_use` is exactly what is in use and all counts and lists agree.
+    pub fn check_valid(&mut self, in_use: impl Iterator<Item = Run>) {
         self.clusters.check_valid();
-        let mut expected = vec![0u64; self.clusters.used() as usize * CLUSTER];
-        for block in in_use {
-            assert_eq!(std::mem::replace(&mut expected[block as usize], 1), 0, "block {block} has two owners");
+        let mut expected = vec![false; self.clusters.used() as usize * CLUSTER as usize];
+        let mut used = 0;
+        for run in in_use {
+            assert!(run.len > 0 && run.start / CLUSTER == (run.end() - 1) / CLUSTER, "{run:?} leaves its cluster");
+            for unit in run.start..run.end() {
+                assert!(!std::mem::replace(&mut expected[unit as usize], true), "unit {unit} has two owners");
+            }
+            used += run.len;
         }
-        assert_eq!(expected.iter().sum::<u64>(), self.used as u64, "blocks in use");
+        assert_eq!(used, self.used, "units in use");
         let members: Vec<_> = self.lists.iter().map(|list| list.check_valid(&mut self.clusters)).collect();
         for (index, cluster) in self.clusters.iter() {
-            let first = (index as usize - 1) * CLUSTER;
-            let mut used = 0;
-            for block in 0..CLUSTER {
-                let expected = expected[first + block] == 1 || first + block >= self.limit as usize;
-                assert_eq!(cluster.is_used(block), expected, "block {}", first + block);
-                used += expected as u16;
+            let first = (index - 1) * CLUSTER;
+            let is_used = |unit: u32| expected[unit as usize] || unit >= self.limit;
+            for unit in 0..CLUSTER {
+                let bit = cluster.bits[unit as usize / 64] >> (unit % 64) & 1 == 1;
+                assert_eq!(bit, is_used(first + unit), "unit {}", first + unit);
             }
-            assert_eq!(cluster.used, used, "blocks in use of cluster {index}");
-            let listed = used < CLUSTER as u16 && members[cluster.list()].contains(&index);
-            assert_eq!(cluster.listed, listed, "cluster {index} is on the wrong list");
+            let used = (first..first + CLUSTER).filter(|&unit| is_used(unit)).count();
+            assert_eq!(cluster.used as usize, used, "units in use of cluster {index}");
+            assert_eq!(cluster.list as usize, list(cluster.longest()), "cluster {index} is on the wrong list");
+            assert!(cluster.list == 0 || members[cluster.list as usize].contains(&index), "cluster {index} is lost");
         }
     }
 }
@@ -245,8 +324,7 @@ pub(crate) struct Emptied(u32);
 impl Emptied {
     /// Offset and length in bytes of what is to be discarded.
     pub fn range(&self) -> (u64, u64) {
-        let len = (CLUSTER * PAGE_SIZE) as u64;
-        ((self.0 as u64 - 1) * len, len)
+        (offset(self.0 - 1) * CLUSTER as u64, offset(CLUSTER))
     }
 }
 

@@ -1,12 +1,11 @@
 //! From the pools to the swap file: the coldest entries, up to a cluster of them in one sequential write.
 //!
-//! 1. isolate: the lists in scope are visited in turn, and a few of the coldest entries of each are taken off and become
-//!    Writing, each under a fresh nonce; neighbouring blocks are taken.
-//! 2. fill: each entry is decompressed and sealed, into its place in the cluster. Pages are written as they were, not
-//!    compressed: a block is a page then, so a load reads one block and a freed block fits any other page.
-//! 3. write: the cluster goes to the file, with no lock held but the cluster's own.
+//! 1. isolate: a run of disk space is taken. The lists in scope are visited in turn, and a few of the coldest entries of each
+//!    are taken off and become Writing, each under a fresh nonce, until the run is full.
+//! 2. fill: each entry is copied out of the pool and sealed, one after another (see `disk`).
+//! 3. write: all of them go to the file at once, with no lock held but the cluster's own.
 //! 4. record: an entry that is still Writing under its nonce, and that nobody has loaded, is now on Disk and its object is
-//!    freed. The others stay as they have become, and their blocks are freed.
+//!    freed. The others stay as they have become, and their space is freed, and what is left of the run.
 //!
 //! In steps 2 and 3 an entry is still in the pool: a load reads it there, an invalidation frees it. If
 //! the write fails, the entries go back to the cold end in their old order, and the next attempt is half as large.
@@ -14,20 +13,23 @@
 //! The shrink worker stops exactly at the accept threshold: what is written in excess of that goes back as well. It
 //! remembers the list where it stopped, for the next run.
 
+use crate::PAGE_SIZE;
 use crate::compress::with_scratch;
+use crate::disk::{Batch, Swap, Writeback};
 use crate::groups::{Cursor, Scope};
 use crate::lru::{Cause, Met};
-use crate::seal::{Nonce, Tag};
-use crate::slots::{Location, Sealed, Slot};
+use crate::seal::Nonce;
+use crate::slots::{Location, Object, Slot};
 use crate::state::State;
-use crate::swapfile::{self, CLUSTER, Run};
-use crate::zswap::{Swap, Zswap};
-use crate::{PAGE_SIZE, Page};
+use crate::swapfile::{CLUSTER, PAGE, Run, units};
+use crate::zswap::Zswap;
 
 /// Failed writes after which a run gives up.
 const MAX_FAILURES: u32 = 16;
-/// Fewer pages than this are not worth a write of their own.
+/// Fewer entries than this are not worth a write of their own.
 const MIN_WRITE: u64 = 16;
+/// Most entries to write at once: as many whole pages as a write takes.
+const MAX_WRITE: u64 = (CLUSTER / PAGE) as u64;
 /// Most entries that one list gives before it is the next one's turn.
 const VISIT: usize = 8;
 /// Entries that are recorded without letting others at the lock.
@@ -37,14 +39,14 @@ const BATCH: usize = 32;
 #[derive(Default)]
 pub(crate) struct Cluster {
     victims: Vec<Victim>,
-    /// The victims' pages, sealed, in the same order.
-    pages: Vec<Page>,
+    /// The victims as they go to disk, in the same order.
+    batch: Batch,
 }
 
+#[derive(Clone, Copy)]
 struct Victim {
     slot: Slot,
     nonce: Nonce,
-    tag: Tag,
 }
 
 /// When a run is done.
@@ -68,8 +70,8 @@ struct Shrink {
     cursor: Cursor,
     /// Entries still to be looked at: enough for a second chance of all that were there, so that a run ends.
     scans: u64,
-    /// Most pages to write at once.
-    pages: usize,
+    /// Most entries to write at once.
+    most: u64,
     /// The scan has met an entry in flight.
     stopped: bool,
     /// Bytes of pool memory that have gone back to the system.
@@ -120,30 +122,33 @@ impl Zswap {
     fn run(&self, scope: Scope, goal: Goal, cause: Cause) -> Shrink {
         let mut shrink = {
             let state = self.state.lock();
-            let entries = state.groups.entries(scope);
-            let scans = if let Goal::Scanned(entries) = goal { entries } else { 2 * entries };
-            let pages = state.config.policy.pages_per_run().min(CLUSTER as u64) as usize;
+            let twice = 2 * state.groups.entries(scope);
+            let scans = if let Goal::Scanned(entries) = goal { entries.min(twice) } else { twice };
+            let most = state.config.policy.pages_per_run().min(MAX_WRITE);
             let cursor = Cursor::default();
-            Shrink { scope, goal, cause, cursor, scans, pages, stopped: false, freed: 0, written: 0 }
+            Shrink { scope, goal, cause, cursor, scans, most, stopped: false, freed: 0, written: 0 }
         };
         let mut failures = 0;
         while let Some(swap) = self.swap.as_ref().filter(|_| failures < MAX_FAILURES && !shrink.stopped) {
             // Taken anew for each cluster, so that nobody waits for a whole run.
             let cluster = &mut *self.cluster.lock();
             let Some(run) = self.isolate(swap, cluster, &mut shrink) else { break };
+            if cluster.victims.is_empty() {
+                self.free_space([run]);
+                break;
+            }
             self.fill(swap, cluster, run);
-            let pages = cluster.victims.len();
-            let write = swap.file.write_at(swapfile::offset(run.start), cluster.pages[..pages].as_flattened());
-            match write {
-                Ok(()) => self.record(cluster, run, &mut shrink),
+            match cluster.batch.write(&*swap.file) {
+                Ok(()) => self.record(cluster, &mut shrink),
                 Err(_) => {
                     failures += 1;
-                    shrink.pages = (pages / 2).max(1);
+                    let entries = cluster.victims.len() as u64;
+                    shrink.most = (entries / 2).max(1);
                     if !matches!(goal, Goal::Scanned(_)) {
-                        shrink.scans += pages as u64;
+                        shrink.scans += entries;
                     }
                     self.put_back(&cluster.victims, true);
-                    self.free_blocks(run.start..run.start + run.len);
+                    self.free_space([run]);
                 }
             }
             // What was written was scattered over the zspages: only moving the rest together frees whole ones.
@@ -154,8 +159,8 @@ impl Zswap {
         shrink
     }
 
-    /// Step 1: takes victims, and blocks for them; there may be fewer victims than blocks. None if there is nothing
-    /// to write, or no space to write it to.
+    /// Step 1: takes space, and victims for it. None if there is nothing to write, or no space; no victims if all
+    /// that were met have a second chance, or the coldest is longer than any space there is.
     fn isolate(&self, swap: &Swap, cluster: &mut Cluster, shrink: &mut Shrink) -> Option<Run> {
         let state = &mut *self.state.lock();
         let entries = state.groups.entries(shrink.scope).min(shrink.scans);
@@ -164,14 +169,15 @@ impl Zswap {
             return None;
         }
         let mean = (state.pools.bytes() / state.pools.objects()).max(1);
-        let want = missing.div_ceil(mean).max(MIN_WRITE).min(entries).min(shrink.pages as u64);
-        let run = state.space.allocate(want as usize)?;
+        let want = missing.div_ceil(mean).max(MIN_WRITE).min(entries).min(shrink.most);
+        // Room for the longest entries; what they leave is given back.
+        let run = state.space.allocate(want as u32 * PAGE)?;
+        let mut room = Room { entries: want as usize, units: run.len };
         cluster.victims.clear();
         let mut cursor = if shrink.scope == Scope::All { state.groups.cursor } else { shrink.cursor };
-        while cluster.victims.len() < run.len as usize && shrink.scans > 0 && !shrink.stopped {
+        while room.entries > 0 && shrink.scans > 0 && !shrink.stopped {
             let Some(list) = state.groups.next_list(shrink.scope, &mut cursor) else { break };
-            let room = (run.len as usize - cluster.victims.len()).min(VISIT);
-            visit(swap, state, list, room, &mut cluster.victims, shrink);
+            visit(swap, state, list, &mut room, &mut cluster.victims, shrink);
         }
         if shrink.scope == Scope::All {
             state.groups.cursor = cursor;
@@ -188,25 +194,15 @@ impl Zswap {
         Some(run)
     }
 
-    /// Step 2: fills the cluster with the victims' pages, sealed; drops the victims that are gone.
+    /// Step 2: packs the victims; drops those that are gone.
     fn fill(&self, swap: &Swap, cluster: &mut Cluster, run: Run) {
-        let Cluster { victims, pages } = cluster;
-        pages.resize(CLUSTER, [0; PAGE_SIZE]);
-        let mut filled = 0;
-        victims.retain_mut(|victim| {
-            let page = &mut pages[filled];
-            let present = self.copy_victim(victim, page);
-            if present {
-                victim.tag = swap.sealer.seal(victim.nonce, run.start + filled as u32, page);
-                filled += 1;
-            }
-            present
-        });
+        let Cluster { victims, batch } = cluster;
+        batch.begin(run);
+        victims.retain(|victim| self.pack(swap, *victim, batch));
     }
 
-    /// Decompresses a victim's page; false if it is gone, or damaged: then nothing is left to do about it but to keep it
-    /// away from the cold end.
-    fn copy_victim(&self, &Victim { slot, nonce, .. }: &Victim, page: &mut Page) -> bool {
+    /// Packs one victim; false if it is gone, or damaged where its page is wanted.
+    fn pack(&self, swap: &Swap, Victim { slot, nonce }: Victim, batch: &mut Batch) -> bool {
         with_scratch(|scratch| {
             let (object, length) = {
                 let state = self.state.lock();
@@ -215,31 +211,45 @@ impl Zswap {
                 scratch.buffer[..data.len()].copy_from_slice(data);
                 (object, data.len())
             };
-            let intact = scratch.decompress(object.pool.compressor(), length, page).is_ok();
-            if !intact {
-                self.events.decompress_fail.count();
-                self.events.reject_reclaim_fail.count();
-                let state = &mut *self.state.lock();
-                if let Some((object, _)) = state.slots.writing(slot, nonce) {
-                    state.list_hot(slot, object);
+            let compressor = object.pool.compressor();
+            let mut page;
+            let data = match swap.form {
+                Writeback::Compressed => &scratch.buffer[..length],
+                Writeback::Pages => {
+                    page = [0; PAGE_SIZE];
+                    if scratch.decompress(compressor, length, &mut page).is_err() {
+                        self.pass_over(slot, nonce);
+                        return false;
+                    }
+                    page.as_slice()
                 }
-            }
-            intact
+            };
+            assert!(batch.push(&swap.sealer, nonce, compressor, data), "there was room when it was taken");
+            true
         })
     }
 
+    /// Nothing is left to do about a damaged victim but to keep it away from the cold end.
+    fn pass_over(&self, slot: Slot, nonce: Nonce) {
+        self.events.decompress_fail.count();
+        self.events.reject_reclaim_fail.count();
+        let state = &mut *self.state.lock();
+        if let Some((object, _)) = state.slots.writing(slot, nonce) {
+            state.list_hot(slot, object);
+        }
+    }
+
     /// Step 4, after the write.
-    fn record(&self, cluster: &mut Cluster, run: Run, shrink: &mut Shrink) {
+    fn record(&self, Cluster { victims, batch }: &Cluster, shrink: &mut Shrink) {
         let exact = shrink.goal == Goal::Accepting;
         let mut unused = Vec::new();
         let mut recorded = 0;
-        'batches: for batch in cluster.victims.chunks(BATCH) {
+        'batches: for (victims, entries) in victims.chunks(BATCH).zip(batch.entries.chunks(BATCH)) {
             let state = &mut *self.state.lock();
-            for &Victim { slot, nonce, tag } in batch {
+            for (&Victim { slot, nonce }, &sealed) in victims.iter().zip(entries) {
                 if exact && shrink.missing(state) == 0 {
                     break 'batches;
                 }
-                let block = run.start + recorded as u32;
                 recorded += 1;
                 match state.slots.writing(slot, nonce) {
                     Some((object, false)) => {
@@ -251,7 +261,8 @@ impl Zswap {
                         }
                         shrink.freed += pages * PAGE_SIZE as u64;
                         shrink.written += 1;
-                        state.slots.get_mut(slot).location = Location::Disk(Sealed { block, nonce, tag });
+                        state.slots.get_mut(slot).location = Location::Disk(sealed);
+                        state.swapped += 1;
                         state.groups.charge(group, |counters| {
                             counters.zswpwb += 1;
                             counters.pswpout += 1;
@@ -259,21 +270,21 @@ impl Zswap {
                     }
                     Some((object, true)) => {
                         state.list_hot(slot, object);
-                        unused.push(block);
+                        unused.push(sealed.run());
                     }
-                    None => unused.push(block),
+                    None => unused.push(sealed.run()),
                 }
             }
         }
-        self.put_back(&cluster.victims[recorded..], false);
-        self.free_blocks(unused.into_iter().chain(run.start + recorded as u32..run.start + run.len));
+        self.put_back(&victims[recorded..], false);
+        self.free_space(unused.into_iter().chain([batch.left(recorded)]));
     }
 
     /// Step 4 for entries that stay: they go back where they were, and are counted if their write has failed.
     fn put_back(&self, victims: &[Victim], failed: bool) {
         for batch in victims.rchunks(BATCH) {
             let state = &mut *self.state.lock();
-            for &Victim { slot, nonce, .. } in batch.iter().rev() {
+            for &Victim { slot, nonce } in batch.iter().rev() {
                 match state.slots.writing(slot, nonce) {
                     Some((object, false)) => state.list_cold(slot, object),
                     Some((object, true)) => state.list_hot(slot, object),
@@ -287,16 +298,22 @@ impl Zswap {
     }
 }
 
-/// Takes up to `room` victims from the cold end of a list.
+/// What an isolation may still take.
+struct Room {
+    entries: usize,
+    units: u32,
+}
+
+/// Takes a few victims from the cold end of a list.
 fn visit(
     swap: &Swap,
     state: &mut State,
     (group, node): (u16, u8),
-    room: usize,
+    room: &mut Room,
     victims: &mut Vec<Victim>,
     shrink: &mut Shrink,
 ) {
-    for _ in 0..room {
+    for _ in 0..room.entries.min(VISIT) {
         if shrink.scans == 0 {
             return;
         }
@@ -317,10 +334,25 @@ fn visit(
                 return;
             }
             Met::Victim(slot, object) => {
+                let units = units_on_disk(swap, state, object);
+                if units > room.units {
+                    state.list_cold(slot, object);
+                    room.entries = 0;
+                    return;
+                }
+                room.units -= units;
+                room.entries -= 1;
                 let nonce = swap.sealer.nonce();
                 state.slots.get_mut(slot).location = Location::Writing { object, nonce, loaded: false };
-                victims.push(Victim { slot, nonce, tag: [0; 16] });
+                victims.push(Victim { slot, nonce });
             }
         }
+    }
+}
+
+fn units_on_disk(swap: &Swap, state: &State, object: Object) -> u32 {
+    match swap.form {
+        Writeback::Compressed => units(state.pools.length(object)),
+        Writeback::Pages => PAGE,
     }
 }

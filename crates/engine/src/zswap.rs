@@ -9,21 +9,24 @@
 //! Locks, in the order they are taken:
 //! 1. `cluster`: held while one cluster is written back, I/O included. Who changes what may be written waits for it, and
 //!    a store of a group that is at its limit.
-//! 2. `state`: everything in memory. Held for lookups and for copies of at most a page, never over (de)compression or
+//! 2. `through`: shared by those who write a page that the pool has refused, I/O included. Who changes what may be written
+//!    waits for them, too.
+//! 3. `state`: everything in memory. Held for lookups and for copies of at most a page, never over (de)compression or
 //!    I/O. What is behind it cannot reach `Zswap`, so nothing can be locked after it.
 
 use crate::Page;
 use crate::compress::{Compressor, with_scratch};
 use crate::counters::{Events, GroupCounters};
+use crate::disk::{Swap, Writeback};
 use crate::groups::Home;
-use crate::policy::Policy;
+use crate::policy::{Policy, PoolReferences};
 use crate::seal::Sealer;
-use crate::slots::{Location, Sealed, Slot};
+use crate::slots::{Sealed, Slot};
 use crate::state::{Admission, Found, State};
-use crate::swapfile::{self, SwapFile};
+use crate::swapfile::SwapFile;
+use crate::sync::{Mutex, RwLock};
 use crate::writeback::Cluster;
 use crate::zpool::{AllocError, PageSource, Zpool};
-use parking_lot::Mutex;
 use std::io;
 
 /// What can be set.
@@ -41,8 +44,10 @@ pub struct Config {
     pub zpool: Zpool,
     /// Whether memory pressure writes back before any limit is hit.
     pub shrinker_enabled: bool,
-    /// Most bytes to use on disk, rounded down to pages; None: as many as there are.
+    /// Most bytes to use on disk, rounded down to pages; None: as many as there are, up to 512 GiB.
     pub swap_limit_bytes: Option<u64>,
+    /// In what form pages are written there.
+    pub writeback: Writeback,
     /// Which entries are written back first, for comparison with the past.
     pub policy: Policy,
 }
@@ -57,6 +62,7 @@ impl Default for Config {
             zpool: Zpool::default(),
             shrinker_enabled: true,
             swap_limit_bytes: None,
+            writeback: Writeback::default(),
             policy: Policy::default(),
         }
     }
@@ -113,13 +119,10 @@ pub enum Origin {
 pub struct Zswap {
     pub(crate) state: Mutex<State>,
     pub(crate) cluster: Mutex<Cluster>,
+    pub(crate) through: RwLock<()>,
     pub(crate) swap: Option<Swap>,
+    pub(crate) references: PoolReferences,
     pub(crate) events: Events,
-}
-
-pub(crate) struct Swap {
-    pub file: Box<dyn SwapFile>,
-    pub sealer: Sealer,
 }
 
 impl Zswap {
@@ -127,9 +130,11 @@ impl Zswap {
     /// threshold is above 100 percent, or if the system has no random bytes for the swap file's key.
     pub fn new(config: Config, swap: Option<Box<dyn SwapFile>>, memory: Box<dyn PageSource>) -> Zswap {
         assert!(config.accept_threshold_percent <= 100, "an accept threshold above 100 percent");
+        let swap = swap.map(|file| Swap { file, sealer: Sealer::new(), form: config.writeback });
+        let references = PoolReferences::new(config.policy);
         let state = State::new(config, memory);
-        let swap = swap.map(|file| Swap { file, sealer: Sealer::new() });
-        Zswap { state: Mutex::new(state), cluster: Mutex::default(), swap, events: Events::default() }
+        let (cluster, through, events) = Default::default();
+        Zswap { state: Mutex::new(state), cluster, through, swap, references, events }
     }
 
     // -----------------------------------------------------------------------------------------------------------------
@@ -148,7 +153,7 @@ impl Zswap {
             _ => self.admit(home).and_then(|admission| self.store(page, fill, home, admission, counting_zswpout)),
         };
         stored.or_else(|refusal| match refusal {
-            Refusal::Pool => self.write_through(page, home),
+            Refusal::Pool => self.write_refused(page, home),
             Refusal::NoGroup => Err(SwapOutError::NoGroup),
         })
     }
@@ -186,6 +191,7 @@ impl Zswap {
         }
         with_scratch(|scratch| {
             let Admission { pool, limit, keeps_incompressible } = admission;
+            let _held = self.references.hold(pool);
             let Ok(length) = scratch.compress(pool.compressor(), page, limit) else {
                 self.events.reject_compress_fail.count();
                 return Err(Refusal::Pool);
@@ -237,45 +243,9 @@ impl Zswap {
         Ok(slot)
     }
 
-    /// Writes a page that the pool has refused to the swap file.
-    fn write_through(&self, page: &Page, home: Home) -> Result<Slot, SwapOutError> {
-        let (swap, run) = self.space_for(1, home)?;
-        let block = run.start;
-        let nonce = swap.sealer.nonce();
-        let written = with_scratch(|scratch| {
-            scratch.buffer.copy_from_slice(page);
-            let tag = swap.sealer.seal(nonce, block, scratch.buffer.as_mut_slice());
-            swap.file.write_at(swapfile::offset(block), scratch.buffer.as_slice()).map(|()| tag)
-        });
-        let recorded = match written {
-            Ok(tag) => self.record_written(Sealed { block, nonce, tag }, home),
-            Err(error) => Err(SwapOutError::of_write(error)),
-        };
-        recorded.inspect_err(|_| self.free_blocks([block]))
-    }
-
-    /// Up to `pages` neighbouring blocks for pages from `home`, and the swap file they are in.
-    pub(crate) fn space_for(&self, pages: usize, home: Home) -> Result<(&Swap, swapfile::Run), SwapOutError> {
-        let mut state = self.state.lock();
-        let group = state.groups.find(home.group).ok_or(SwapOutError::NoGroup)?;
-        if !state.groups.may_write_back(group) {
-            return Err(SwapOutError::WritebackForbidden);
-        }
-        let swap = self.swap.as_ref().ok_or(SwapOutError::NoSpace)?;
-        let run = state.space.allocate(pages).ok_or(SwapOutError::NoSpace)?;
-        Ok((swap, run))
-    }
-
-    /// A slot for a page that was written to the swap file.
-    pub(crate) fn record_written(&self, sealed: Sealed, home: Home) -> Result<Slot, SwapOutError> {
-        let mut state = self.state.lock();
-        let group = state.groups.find(home.group).ok_or(SwapOutError::NoGroup)?;
-        state.groups.charge(group, |counters| counters.pswpout += 1);
-        let slot = state.insert(group, home.node, Location::Disk(sealed));
-        slot.ok_or_else(|| {
-            self.events.reject_kmemcache_fail.count();
-            SwapOutError::NoSpace
-        })
+    fn write_refused(&self, page: &Page, home: Home) -> Result<Slot, SwapOutError> {
+        let sealed = self.write_through(&[page], home)?[0];
+        self.record_written(sealed, home).inspect_err(|_| self.free_space([sealed.run()]))
     }
 
     // -----------------------------------------------------------------------------------------------------------------
@@ -291,7 +261,7 @@ impl Zswap {
         match self.load_or_locate(slot, page)? {
             Ok(origin) => Ok(origin),
             Err(sealed) => {
-                self.read_run(sealed.block, [&sealed], std::slice::from_mut(page))?;
+                self.read(&sealed, page)?;
                 self.state.lock().count_read(slot);
                 Ok(Origin::Disk)
             }
@@ -307,35 +277,20 @@ impl Zswap {
                     page.as_chunks_mut().0.fill(value);
                     Ok(Ok(Origin::SameFilled))
                 }
-                Found::Pool { pool, length } => match scratch.decompress(pool.compressor(), length, page) {
-                    Ok(()) => Ok(Ok(Origin::Pool)),
-                    Err(_) => {
+                Found::Pool { pool, length } => {
+                    let _held = self.references.hold(pool);
+                    let decompressed = scratch.decompress(pool.compressor(), length, page);
+                    decompressed.map(|()| Ok(Origin::Pool)).map_err(|_| {
                         self.state.lock().uncount_load(slot);
-                        Err(self.corrupt())
-                    }
-                },
+                        self.corrupt()
+                    })
+                }
                 Found::Disk(sealed) => Ok(Err(sealed)),
             }
         })
     }
 
-    /// Reads neighbouring blocks of the swap file, from `start` on. The caller's references keep them from being given to
-    /// other pages.
-    pub(crate) fn read_run<'a>(
-        &self,
-        start: u32,
-        sealed: impl IntoIterator<Item = &'a Sealed>,
-        pages: &mut [Page],
-    ) -> Result<(), LoadError> {
-        let swap = self.swap.as_ref().expect("what is on disk was written to a swap file");
-        swap.file.read_at(swapfile::offset(start), pages.as_flattened_mut()).map_err(LoadError::Io)?;
-        for (Sealed { block, nonce, tag }, page) in sealed.into_iter().zip(pages) {
-            swap.sealer.open(*nonce, *block, tag, page).map_err(|_| self.corrupt())?;
-        }
-        Ok(())
-    }
-
-    fn corrupt(&self) -> LoadError {
+    pub(crate) fn corrupt(&self) -> LoadError {
         self.events.decompress_fail.count();
         LoadError::Corrupt
     }
@@ -354,32 +309,8 @@ impl Zswap {
     /// Gives up a reference to a slot. The last one frees what is stored, in the pool or on disk; the slot may then be
     /// given to another page. Panics if the slot is not in use.
     pub fn invalidate(&self, slot: Slot) {
-        let block = self.state.lock().invalidate(slot);
-        self.free_blocks(block);
-    }
-
-    /// Frees blocks on disk, and discards in the file the clusters that this has emptied.
-    pub(crate) fn free_blocks(&self, blocks: impl IntoIterator<Item = u32>) {
-        for block in blocks {
-            let emptied = self.state.lock().space.free(block);
-            if let (Some(emptied), Some(swap)) = (emptied, &self.swap) {
-                // Until `discarded` nobody is given a block of this cluster, so the hole cannot hit new data.
-                let (offset, len) = emptied.range();
-                swap.file.discard(offset, len);
-                self.state.lock().space.discarded(emptied);
-            }
-        }
-    }
-}
-
-impl SwapOutError {
-    /// What a failed write means.
-    pub(crate) fn of_write(error: io::Error) -> SwapOutError {
-        use io::ErrorKind::{FileTooLarge, QuotaExceeded, StorageFull};
-        match error.kind() {
-            StorageFull | QuotaExceeded | FileTooLarge => SwapOutError::NoSpace,
-            _ => SwapOutError::Io(error),
-        }
+        let space = self.state.lock().invalidate(slot);
+        self.free_space(space);
     }
 }
 

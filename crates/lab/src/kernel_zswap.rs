@@ -1,4 +1,4 @@
-//! The kernel's own zswap as a rival: a swap file, lzo-rle, a large pool.
+//! The kernel's own zswap as a rival: a swap file, a codec, a large pool.
 //!
 //! Each step is undone in reverse order when [`KernelZswap`] is dropped, also when set-up fails half way:
 //! 1. the swap file is made (it lies in the scratch directory, which removes it);
@@ -24,7 +24,7 @@ pub(crate) struct KernelZswap {
 
 impl KernelZswap {
     /// Sets it up with a swap file of `bytes`.
-    pub(crate) fn set_up(bytes: u64, scratch: &Scratch, interrupt: &Interrupt) -> Result<Self> {
+    pub(crate) fn set_up(codec: &str, bytes: u64, scratch: &Scratch, interrupt: &Interrupt) -> Result<Self> {
         if swaps_active()? {
             bail!("this machine already swaps (see /proc/swaps), which would mix with the measurement");
         }
@@ -34,7 +34,7 @@ impl KernelZswap {
         run(Command::new("mkswap").arg(&file), scratch, interrupt)?;
 
         let mut this = Self { swap_file: None, found: Vec::new() };
-        this.set("compressor", "lzo-rle")?;
+        this.set("compressor", codec)?;
         this.set("max_pool_percent", "50")?;
         this.set("enabled", "Y")?;
         this.swap_file = Some(file.clone());

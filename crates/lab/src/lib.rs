@@ -1,15 +1,21 @@
 //! Experiments and rivals: the same work on uzswap and on what the kernel has, side by side in one run.
 //!
 //! - [`pageout`]: memory paged out and read back, in uzswap and in the kernel's own zswap
-//! - `program`: runs one measured program and gives up when the user interrupts
+//! - [`capacity`]: how much a byte of memory holds, in both
+//! - [`options`]: what the command line of every experiment says
+//! - `program`: builds and runs one measured program and gives up when the user interrupts
 //! - `kernel_zswap`: sets the kernel's zswap up, and leaves everything as it was found
 
+pub mod capacity;
+pub mod options;
 pub mod pageout;
 
 mod kernel_zswap;
 mod program;
 
-const USAGE: &str = "usage: uzswap lab pageout [--size SIZE] [--runs N] [--json FILE]";
+use options::Options;
+
+const USAGE: &str = "usage: uzswap lab pageout|capacity [--size SIZE] [--runs N] [--json FILE]";
 
 /// `uzswap lab ARGS...`; returns the exit status.
 pub fn main(args: &[String]) -> i32 {
@@ -17,22 +23,26 @@ pub fn main(args: &[String]) -> i32 {
         eprintln!("{USAGE}");
         return 2;
     };
-    if matches!(name.as_str(), "help" | "-h" | "--help") {
-        println!("{USAGE}");
-        return 0;
-    }
-    let options = match (name.as_str(), pageout::Options::parse(rest)) {
-        ("pageout", Ok(options)) => options,
-        ("pageout", Err(error)) => {
-            eprintln!("uzswap lab pageout: {error:#}");
-            return 2;
+    let (experiment, size, runs): (fn(&Options) -> anyhow::Result<()>, _, _) = match name.as_str() {
+        "help" | "-h" | "--help" => {
+            println!("{USAGE}");
+            return 0;
         }
+        "pageout" => (pageout::run, 1 << 30, 5),
+        "capacity" => (capacity::run, 256 << 20, 3),
         _ => {
             eprintln!("uzswap lab: no experiment {name:?}; {USAGE}");
             return 2;
         }
     };
-    match pageout::run(&options) {
+    let options = match Options::parse(rest, size, runs) {
+        Ok(options) => options,
+        Err(error) => {
+            eprintln!("uzswap lab {name}: {error:#}");
+            return 2;
+        }
+    };
+    match experiment(&options) {
         Ok(()) => 0,
         Err(error) => {
             eprintln!("uzswap lab {name}: {error:#}");

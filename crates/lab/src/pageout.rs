@@ -1,65 +1,18 @@
 //! `uzswap lab pageout`: pages half increasing bytes, half zeros, paged out with `MADV_PAGEOUT` and read back in order,
 //! under uzswap and on the kernel's own zswap in turn (A B A B), after one pair that warms the memory.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Command;
 
 use anyhow::{Context, Result, bail};
 use serde_json::json;
 
 use crate::kernel_zswap::{KernelZswap, stored_since_boot};
-use crate::program::{Interrupt, Scratch, run as run_program};
+use crate::options::Options;
+use crate::program::{Interrupt, Scratch, build, run as run_program};
 
 /// The program is the one of the end-to-end tests.
 const SOURCE: &str = include_str!("../../../tests/programs/pageout.c");
-
-/// What the command line says.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Options {
-    /// Bytes paged out.
-    pub size: u64,
-    /// Measured runs of each side.
-    pub runs: usize,
-    /// Where the raw samples go.
-    pub json: Option<PathBuf>,
-}
-
-impl Options {
-    /// Parses what follows `uzswap lab pageout`.
-    pub fn parse(args: &[String]) -> Result<Self> {
-        let mut options = Self { size: 1 << 30, runs: 5, json: None };
-        let mut args = args.iter();
-        while let Some(name) = args.next() {
-            let mut value = || args.next().with_context(|| format!("{name} needs a value"));
-            match name.as_str() {
-                "--size" => options.size = parse_size(value()?)?,
-                "--runs" => options.runs = value()?.parse().context("--runs needs a number")?,
-                "--json" => options.json = Some(value()?.into()),
-                _ => bail!("unknown option {name}"),
-            }
-        }
-        if options.runs == 0 {
-            bail!("--runs must be at least 1");
-        }
-        Ok(options)
-    }
-}
-
-/// A size in bytes, or with one of the binary suffixes K, M, G.
-fn parse_size(text: &str) -> Result<u64> {
-    let shift = match text.bytes().last() {
-        Some(b'K' | b'k') => 10,
-        Some(b'M' | b'm') => 20,
-        Some(b'G' | b'g') => 30,
-        _ => 0,
-    };
-    let digits = if shift > 0 { &text[..text.len() - 1] } else { text };
-    let number: u64 = digits.parse().with_context(|| format!("{text:?} is not a size (examples: 512M, 1G)"))?;
-    match number.checked_mul(1 << shift) {
-        Some(bytes) if (1 << 20..=1 << 40).contains(&bytes) => Ok(bytes),
-        _ => bail!("the size {text} is not between 1M and 1024G"),
-    }
-}
 
 /// One run of the program, in microseconds.
 #[derive(Debug, Clone, Copy)]
@@ -84,8 +37,8 @@ impl Sample {
 pub fn run(options: &Options) -> Result<()> {
     let interrupt = Interrupt::catch()?;
     let scratch = Scratch::new()?;
-    let program = build(&scratch, &interrupt)?;
-    let kernel = match KernelZswap::set_up(2 * options.size, &scratch, &interrupt) {
+    let program = build("pageout", SOURCE, &scratch, &interrupt)?;
+    let kernel = match KernelZswap::set_up("lzo-rle", 2 * options.size, &scratch, &interrupt) {
         Ok(kernel) => Some(kernel),
         Err(reason) => {
             interrupt.check()?;
@@ -108,22 +61,12 @@ pub fn run(options: &Options) -> Result<()> {
     }
     drop(kernel);
     print_table(options, &ours, &theirs);
-    if let Some(path) = &options.json {
-        let samples = |list: &[Sample]| -> Vec<_> {
-            list.iter().map(|s| json!({ "pageout_us": s.page_out, "read_us": s.read_back })).collect()
-        };
-        let raw = json!({ "experiment": "pageout", "size": options.size, "runs": options.runs,
-                          "uzswap": samples(&ours), "kernel_zswap": samples(&theirs) });
-        std::fs::write(path, format!("{raw:#}\n")).with_context(|| format!("cannot write {}", path.display()))?;
-    }
+    let samples = |list: &[Sample]| -> Vec<_> {
+        list.iter().map(|s| json!({ "pageout_us": s.page_out, "read_us": s.read_back })).collect()
+    };
+    options.write_json(&json!({ "experiment": "pageout", "size": options.size, "runs": options.runs,
+                                "uzswap": samples(&ours), "kernel_zswap": samples(&theirs) }))?;
     Ok(())
-}
-
-fn build(scratch: &Scratch, interrupt: &Interrupt) -> Result<PathBuf> {
-    let (source, program) = (scratch.path().join("pageout.c"), scratch.path().join("pageout"));
-    std::fs::write(&source, SOURCE)?;
-    run_program(Command::new("cc").arg("-O2").arg("-o").arg(&program).arg(&source), scratch, interrupt)?;
-    Ok(program)
 }
 
 fn run_ours(program: &Path, size: u64, scratch: &Scratch, interrupt: &Interrupt) -> Result<Sample> {
@@ -176,25 +119,6 @@ fn print_table(options: &Options, ours: &[Sample], theirs: &[Sample]) {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn parse(words: &[&str]) -> Result<Options> {
-        Options::parse(&words.iter().map(|word| word.to_string()).collect::<Vec<_>>())
-    }
-
-    #[test]
-    fn options_have_defaults_and_limits() {
-        assert_eq!(parse(&[]).unwrap(), Options { size: 1 << 30, runs: 5, json: None });
-        assert_eq!(
-            parse(&["--size", "256M", "--runs", "3"]).unwrap(),
-            Options { size: 256 << 20, runs: 3, json: None }
-        );
-        for bad in [&["--size"][..], &["--size", "0"], &["--size", "-1"], &["--size", "9999999999G"], &["--size", "é"]]
-        {
-            assert!(parse(bad).is_err(), "{bad:?}");
-        }
-        assert!(parse(&["--runs", "0"]).is_err());
-        assert!(parse(&["--fast"]).is_err());
-    }
 
     #[test]
     fn samples_are_found_between_other_words() {

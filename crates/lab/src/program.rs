@@ -1,9 +1,10 @@
-//! Runs one measured program; an interrupt ends it and becomes an error, so that every guard gets its turn.
+//! Builds and runs one measured program; an interrupt ends it and becomes an error, so that every guard gets its turn.
 
 use std::fs::{DirBuilder, File};
+use std::io::{BufRead, BufReader, Write};
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::{Child, ChildStdout, Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::sleep;
@@ -58,6 +59,14 @@ impl Drop for Scratch {
     }
 }
 
+/// Builds a C program from its source.
+pub(crate) fn build(name: &str, source: &str, scratch: &Scratch, interrupt: &Interrupt) -> Result<PathBuf> {
+    let (file, program) = (scratch.path().join(name).with_extension("c"), scratch.path().join(name));
+    std::fs::write(&file, source)?;
+    run(Command::new("cc").arg("-O2").arg("-o").arg(&program).arg(&file), scratch, interrupt)?;
+    Ok(program)
+}
+
 /// Runs the command to its end and returns what it wrote to stderr; anything but success is an error.
 pub(crate) fn run(command: &mut Command, scratch: &Scratch, interrupt: &Interrupt) -> Result<String> {
     interrupt.check()?;
@@ -87,4 +96,58 @@ pub(crate) fn run(command: &mut Command, scratch: &Scratch, interrupt: &Interrup
         bail!("{name} failed ({status}): {}", words.trim());
     }
     Ok(words)
+}
+
+/// A program that tells what it has done, a line each time, and goes on when it is told.
+#[derive(Debug)]
+pub(crate) struct Held {
+    child: Child,
+    words: BufReader<ChildStdout>,
+}
+
+impl Held {
+    pub(crate) fn start(command: &mut Command) -> Result<Self> {
+        let name = command.get_program().to_string_lossy().into_owned();
+        let spawned = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn();
+        let mut child = spawned.with_context(|| format!("cannot run {name}"))?;
+        let words = BufReader::new(child.stdout.take().expect("a pipe"));
+        Ok(Self { child, words })
+    }
+
+    pub(crate) fn id(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Waits for the line that begins with `word`, and gives the rest of it.
+    pub(crate) fn hear(&mut self, word: &str, interrupt: &Interrupt) -> Result<String> {
+        let mut line = String::new();
+        self.words.read_line(&mut line)?;
+        interrupt.check()?;
+        let rest = line.strip_prefix(word).with_context(|| format!("the program says {line:?} instead of {word:?}"))?;
+        Ok(rest.trim().to_owned())
+    }
+
+    /// Lets it go on to its next line.
+    pub(crate) fn go_on(&mut self) -> Result<()> {
+        Ok(self.child.stdin.as_mut().expect("a pipe").write_all(b"\n")?)
+    }
+
+    /// Lets it go on to its end, which must be a success.
+    pub(crate) fn finish(mut self, interrupt: &Interrupt) -> Result<()> {
+        drop(self.child.stdin.take());
+        let status = self.child.wait()?;
+        interrupt.check()?;
+        if !status.success() {
+            bail!("the program failed ({status})");
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        // Both fail if it has ended, as it should have.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
 }

@@ -9,8 +9,8 @@ use uzswap_vm::pager;
 use crate::charge::Charge;
 use crate::shrink::PoolPeak;
 
-/// Everything that is counted. Kernel names; plain names are in pages or events, `memory.*`, `anon*`, `zswap*` and
-/// `pool_total_size` in bytes.
+/// Everything that is counted. Kernel names; plain names are in pages or events, `memory.*`, `anon*`, `zswap*`,
+/// `pool_total_size` and `swap_current` in bytes.
 #[derive(Debug, Serialize)]
 pub struct Stats {
     #[serde(rename = "memory.current")]
@@ -68,7 +68,7 @@ impl Stats {
     pub fn summary(&self, pool: &PoolPeak) -> String {
         let mib = |bytes: u64| format!("{:.1} MiB", bytes as f64 / f64::from(1 << 20));
         let ratio = if pool.bytes > 0 { format!(" (ratio {:.1})", pool.ratio) } else { String::new() };
-        let written = (self.engine.root.zswpwb + self.engine.root.pswpout) * PAGE_SIZE as u64;
+        let written = self.engine.root.pswpout * PAGE_SIZE as u64;
         format!(
             "uzswap: peak resident {}, pool {}{ratio}, written back {}, {} faults, stalled {:.1} s",
             mib(self.anon_peak),

@@ -15,6 +15,8 @@ pub struct Faults {
     pub disk_full: AtomicBool,
     /// Writes of more than this many bytes fail for lack of space, unless 0.
     pub largest_write: AtomicU64,
+    /// Writes stop half way, with an I/O error.
+    pub short_writes: AtomicBool,
     /// Reads fail with an I/O error.
     pub read_errors: AtomicBool,
     /// Reads return a wrong byte.
@@ -25,6 +27,8 @@ pub struct Faults {
     pub writes: AtomicU64,
     pub bytes_written: AtomicU64,
     pub bytes_discarded: AtomicU64,
+    /// Reads that were asked for.
+    pub reads: AtomicU64,
     /// What the file holds.
     pub data: Mutex<Vec<u8>>,
     /// Called before each write.
@@ -36,7 +40,7 @@ struct File(Arc<Faults>);
 impl SwapFile for File {
     fn write_at(&self, offset: u64, data: &[u8]) -> io::Result<()> {
         let faults = &self.0;
-        assert!(offset.is_multiple_of(4096) && data.len().is_multiple_of(4096) && data.len() <= 1 << 20);
+        assert!(data.len() <= 1 << 20);
         let hook = faults.before_write.lock().take();
         if let Some(mut hook) = hook {
             hook();
@@ -53,6 +57,10 @@ impl SwapFile for File {
         if file.len() < end {
             file.resize(end, 0);
         }
+        if faults.short_writes.load(Relaxed) {
+            file[start..][..data.len() / 2].copy_from_slice(&data[..data.len() / 2]);
+            return Err(io::Error::other("injected, half way"));
+        }
         file[start..end].copy_from_slice(data);
         faults.writes.fetch_add(1, Relaxed);
         faults.bytes_written.fetch_add(data.len() as u64, Relaxed);
@@ -60,6 +68,7 @@ impl SwapFile for File {
     }
 
     fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
+        self.0.reads.fetch_add(1, Relaxed);
         if self.0.read_errors.load(Relaxed) {
             return Err(io::Error::other("injected"));
         }
@@ -67,7 +76,7 @@ impl SwapFile for File {
         let bytes = file.get(offset as usize..offset as usize + buf.len());
         buf.copy_from_slice(bytes.ok_or(io::ErrorKind::UnexpectedEof)?);
         if self.0.damaged_reads.load(Relaxed) {
-            buf[17] ^= 1;
+            buf[17 % buf.len()] ^= 1;
         }
         Ok(())
     }
@@ -96,8 +105,24 @@ pub const ROOMY: Config = Config {
     zpool: Zpool::Zsmalloc,
     shrinker_enabled: true,
     swap_limit_bytes: None,
+    writeback: Writeback::Compressed,
     policy: Policy::PerGroupLru,
 };
+
+/// The same in each form that pages can have on disk.
+pub fn both(config: Config) -> [Config; 2] {
+    Writeback::ALL.map(|writeback| Config { writeback, ..config.clone() })
+}
+
+/// Whether so many pages made by [`page`] take `bytes` on disk.
+#[track_caller]
+pub fn expect_on_disk(writeback: Writeback, pages: u64, bytes: u64) {
+    let expected = match writeback {
+        Writeback::Compressed => 2500 * pages..=3200 * pages,
+        Writeback::Pages => 4096 * pages..=4096 * pages,
+    };
+    assert!(expected.contains(&bytes), "{pages} pages take {bytes} bytes on disk");
+}
 
 pub fn zswap(config: Config, swap: bool) -> (Zswap, Arc<Faults>) {
     let faults = Arc::new(Faults::default());

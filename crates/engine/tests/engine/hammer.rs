@@ -55,11 +55,10 @@ fn content(seed: u64) -> Page {
     }
 }
 
-#[test]
-fn threads_do_not_disturb_each_other() {
+fn hammer(config: Config) {
     let seed = std::env::var("SEED").map_or(0x5eed, |seed| seed.parse().expect("SEED is a number"));
     println!("SEED={seed}");
-    let config = Config { max_pool_bytes: 2 << 20, swap_limit_bytes: Some(32 << 20), ..ROOMY };
+    let config = Config { max_pool_bytes: 2 << 20, swap_limit_bytes: Some(32 << 20), ..config };
     let (zswap, faults) = zswap(config, true);
     let (barrier, running) = (Barrier::new(THREADS + 1), AtomicUsize::new(0));
     let done = AtomicBool::new(false);
@@ -114,4 +113,10 @@ fn threads_do_not_disturb_each_other() {
     let counters = zswap.counters();
     assert_eq!((counters.stored_pages, counters.pool_total_size, counters.swap_current), (0, 0, 0));
     assert!(counters.written_back_pages > 0 && counters.root.pswpin > 0 && counters.root.zswpin > 0, "{counters:?}");
+}
+
+#[test]
+fn threads_do_not_disturb_each_other() {
+    Writeback::ALL.into_iter().for_each(|writeback| hammer(Config { writeback, ..ROOMY }));
+    hammer(Config { policy: Policy::LockedPoolReference, ..ROOMY });
 }

@@ -1,6 +1,7 @@
 //! The engine through its public interface, on a swap file and memory that fail on request.
 
 mod common;
+mod disk;
 mod groups;
 mod hammer;
 mod model;

@@ -54,7 +54,7 @@ fn step() -> impl Strategy<Value = Step> {
         1 => prop::bool::weighted(0.7).prop_map(|on| Step::SetEnabled { on }),
         1 => (0u64..40).prop_map(|pages| Step::SetCap { pages }),
         1 => (0u8..=100).prop_map(|percent| Step::SetThreshold { percent }),
-        2 => (0u8..5, any::<bool>()).prop_map(|(kind, on)| Step::Fault { kind, on }),
+        2 => (0u8..6, any::<bool>()).prop_map(|(kind, on)| Step::Fault { kind, on }),
     ]
 }
 
@@ -96,9 +96,9 @@ impl Tree {
     }
 }
 
-fn run(policy: Policy, swap: bool, limit: Option<u64>, steps: Vec<Step>) {
-    let config =
-        Config { policy, max_pool_bytes: 30 * 4096, swap_limit_bytes: limit.map(|pages| pages * 4096), ..ROOMY };
+fn run(policy: Policy, writeback: Writeback, swap: bool, limit: Option<u64>, steps: Vec<Step>) {
+    let swap_limit_bytes = limit.map(|pages| pages * 4096);
+    let config = Config { policy, writeback, max_pool_bytes: 30 * 4096, swap_limit_bytes, ..ROOMY };
     let (zswap, faults) = zswap(config, swap);
     let mut tree = Tree::default();
     // One element for each reference.
@@ -106,7 +106,7 @@ fn run(policy: Policy, swap: bool, limit: Option<u64>, steps: Vec<Step>) {
     for step in steps {
         let pick = |which: prop::sample::Index| (!model.is_empty()).then(|| which.index(model.len()));
         let refused = |error, group| match error {
-            SwapOutError::Io(_) => assert!(faults.write_errors.load(Relaxed)),
+            SwapOutError::Io(_) => assert!(faults.write_errors.load(Relaxed) || faults.short_writes.load(Relaxed)),
             SwapOutError::WritebackForbidden => assert!(!tree.may_write_back(group)),
             SwapOutError::NoSpace => {}
             SwapOutError::NoGroup => panic!("{group:?} is there"),
@@ -126,14 +126,14 @@ fn run(policy: Policy, swap: bool, limit: Option<u64>, steps: Vec<Step>) {
             Step::SwapOutFolio { order, seed, group } => {
                 let pages: Vec<Page> = (0..1 << order).map(|i| content((seed % 4) as u8, seed + i)).collect();
                 let group = tree.pick(group);
-                let before = (zswap.counters().stored_pages, zswap.counters().swap_current);
+                let pages_held = || zswap.counters().stored_pages + zswap.counters().swapped_pages;
+                let before = pages_held();
                 match zswap.swap_out_folio(&pages, Home { group, node: 0 }) {
                     Ok(slots) => model.extend(slots.into_iter().zip(pages)),
                     Err(error) => {
                         refused(error, group);
-                        let after = (zswap.counters().stored_pages, zswap.counters().swap_current);
                         // A group at its limit may have been shrunk for it.
-                        assert!(after.0 * 4096 + after.1 == before.0 * 4096 + before.1, "nothing is left of it");
+                        assert_eq!(pages_held(), before, "nothing is left of it");
                     }
                 }
             }
@@ -226,8 +226,10 @@ fn run(policy: Policy, swap: bool, limit: Option<u64>, steps: Vec<Step>) {
             Step::Fault { kind, on } => fault(&faults, kind).store(on, Relaxed),
         }
         zswap.check_valid();
+        let most = swap_limit_bytes.unwrap_or(u64::MAX);
+        assert!(zswap.counters().swap_current <= most && faults.data.lock().len() as u64 <= most, "beyond the limit");
     }
-    (0..5).for_each(|kind| fault(&faults, kind).store(false, Relaxed));
+    (0..6).for_each(|kind| fault(&faults, kind).store(false, Relaxed));
     for (slot, page) in model {
         expect(&zswap, slot, &page);
         zswap.invalidate(slot);
@@ -235,6 +237,7 @@ fn run(policy: Policy, swap: bool, limit: Option<u64>, steps: Vec<Step>) {
     zswap.check_valid();
     let counters = zswap.counters();
     assert_eq!((counters.stored_pages, counters.pool_total_size, counters.swap_current), (0, 0, 0));
+    assert_eq!(counters.swapped_pages, 0);
 }
 
 fn fault(faults: &Faults, kind: u8) -> &AtomicBool {
@@ -243,6 +246,7 @@ fn fault(faults: &Faults, kind: u8) -> &AtomicBool {
         1 => &faults.disk_full,
         2 => &faults.read_errors,
         3 => &faults.damaged_reads,
+        4 => &faults.short_writes,
         _ => &faults.no_memory,
     }
 }
@@ -252,10 +256,11 @@ proptest! {
     #[test]
     fn every_page_comes_out_as_it_went_in(
         policy in prop_oneof![4 => Just(Policy::PerGroupLru), 1 => prop::sample::select(&Policy::ALL[..])],
+        writeback in prop::sample::select(&Writeback::ALL[..]),
         swap in prop::bool::weighted(0.8),
         limit in prop::option::of(0u64..60),
         steps in prop::collection::vec(step(), 1..200),
     ) {
-        run(policy, swap, limit, steps);
+        run(policy, writeback, swap, limit, steps);
     }
 }

@@ -48,3 +48,12 @@ fn a_list_for_each_pool_takes_turns_between_them() {
     zswap.shrink(1);
     assert_eq!((on_disk(&zswap, &old, 0), on_disk(&zswap, &new, 16)), (8, 8), "in whatever order they were stored");
 }
+
+#[test]
+fn a_scan_of_any_length_ends_where_nothing_may_be_written() {
+    let zswap = with(Policy::GlobalLru);
+    let opted_out = group(&zswap);
+    fill(&zswap, 0..4, of(opted_out));
+    zswap.set_writeback(opted_out, false).unwrap();
+    assert_eq!(zswap.shrinker_scan(Group::ROOT, 0, u64::MAX), 0);
+}

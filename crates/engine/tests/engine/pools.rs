@@ -133,60 +133,71 @@ fn a_folio_is_stored_whole_or_not_at_all() {
 
 #[test]
 fn a_refused_folio_is_written_in_one_piece() {
-    let (zswap, faults) = zswap(Config { max_pool_bytes: 0, ..ROOMY }, true);
-    let mut pages = folio(512);
-    pages[100] = [0; PAGE_SIZE];
-    let slots = zswap.swap_out_folio(&pages, Home::ROOT).unwrap();
-    assert_eq!((faults.writes.load(Relaxed), zswap.counters().root.pswpout), (2, 511), "1 MiB at most in one write");
-    let (loaded, origins) = load(&zswap, &slots);
-    assert!(loaded == pages && origins[100] == Origin::SameFilled && origins[101] == Origin::Disk);
-    let counters = zswap.folio_counters(9);
-    assert_eq!((counters.swpout, counters.swpin, zswap.counters().root.pswpin), (1, 1, 511));
-    zswap.check_valid();
+    for config in both(Config { max_pool_bytes: 0, ..ROOMY }) {
+        let (zswap, faults) = zswap(config, true);
+        let mut pages = folio(512);
+        pages[100] = [0; PAGE_SIZE];
+        let slots = zswap.swap_out_folio(&pages, Home::ROOT).unwrap();
+        assert_eq!(
+            (faults.writes.load(Relaxed), zswap.counters().root.pswpout),
+            (2, 511),
+            "1 MiB at most in one write"
+        );
+        let (loaded, origins) = load(&zswap, &slots);
+        assert!(loaded == pages && origins[100] == Origin::SameFilled && origins[101] == Origin::Disk);
+        let counters = zswap.folio_counters(9);
+        assert_eq!((counters.swpout, counters.swpin, zswap.counters().root.pswpin), (1, 1, 511));
+        zswap.check_valid();
 
-    faults.write_errors.store(true, Relaxed);
-    assert!(matches!(zswap.swap_out_folio(&pages, Home::ROOT), Err(SwapOutError::Io(_))));
-    assert_eq!(zswap.counters().swap_current, 511 * 4096);
-    zswap.check_valid();
+        faults.write_errors.store(true, Relaxed);
+        assert!(matches!(zswap.swap_out_folio(&pages, Home::ROOT), Err(SwapOutError::Io(_))));
+        assert_eq!((zswap.counters().swapped_pages, zswap.counters().swap_current), (511, 511 * 4096));
+        zswap.check_valid();
+    }
 }
 
 #[test]
 fn a_folio_that_outgrows_the_disk_leaves_nothing_there() {
-    let config = Config { max_pool_bytes: 0, swap_limit_bytes: Some(300 * 4096), ..ROOMY };
-    let (zswap, _) = zswap(config, true);
-    assert!(matches!(zswap.swap_out_folio(&folio(512), Home::ROOT), Err(SwapOutError::NoSpace)));
-    assert_eq!(zswap.counters().swap_current, 0);
-    zswap.check_valid();
+    for config in both(Config { max_pool_bytes: 0, swap_limit_bytes: Some(300 * 4096), ..ROOMY }) {
+        let (zswap, _) = zswap(config, true);
+        assert!(matches!(zswap.swap_out_folio(&folio(512), Home::ROOT), Err(SwapOutError::NoSpace)));
+        assert_eq!(zswap.counters().swap_current, 0);
+        zswap.check_valid();
+    }
 }
 
 // "a folio partly in the pool and partly on disk must work too"
 #[test]
 fn a_folio_partly_on_disk_loads_whole() {
-    let (zswap, _) = zswap(ROOMY, true);
-    let mut pages = folio(64);
-    pages[5] = [0; PAGE_SIZE];
-    pages[6] = [9; PAGE_SIZE];
-    let slots = zswap.swap_out_folio(&pages, Home::ROOT).unwrap();
-    zswap.shrink(1);
-    let (loaded, origins) = load(&zswap, &slots);
-    assert!(loaded == pages);
-    assert_eq!(origins.iter().filter(|origin| **origin == Origin::Disk).count(), 16);
-    assert_eq!(origins.iter().filter(|origin| **origin == Origin::Pool).count(), 46);
-    assert_eq!(
-        (zswap.folio_counters(6).swpin, zswap.counters().root.pswpin, zswap.counters().root.zswpin),
-        (1, 16, 47)
-    );
+    for config in both(ROOMY) {
+        let (zswap, _) = zswap(config, true);
+        let mut pages = folio(64);
+        pages[5] = [0; PAGE_SIZE];
+        pages[6] = [9; PAGE_SIZE];
+        let slots = zswap.swap_out_folio(&pages, Home::ROOT).unwrap();
+        zswap.shrink(1);
+        let (loaded, origins) = load(&zswap, &slots);
+        assert!(loaded == pages);
+        assert_eq!(origins.iter().filter(|origin| **origin == Origin::Disk).count(), 16);
+        assert_eq!(origins.iter().filter(|origin| **origin == Origin::Pool).count(), 46);
+        assert_eq!(
+            (zswap.folio_counters(6).swpin, zswap.counters().root.pswpin, zswap.counters().root.zswpin),
+            (1, 16, 47)
+        );
+    }
 }
 
 #[test]
 fn a_folio_that_cannot_be_read_is_an_error() {
-    let (zswap, faults) = zswap(ROOMY, true);
-    let slots = zswap.swap_out_folio(&folio(4), Home::ROOT).unwrap();
-    zswap.shrink(u64::MAX);
-    faults.read_errors.store(true, Relaxed);
-    assert!(matches!(zswap.load_folio(&slots, &mut [[0; PAGE_SIZE]; 4]), Err(LoadError::Io(_))));
-    faults.read_errors.store(false, Relaxed);
-    faults.damaged_reads.store(true, Relaxed);
-    assert!(matches!(zswap.load_folio(&slots, &mut [[0; PAGE_SIZE]; 4]), Err(LoadError::Corrupt)));
-    assert_eq!((zswap.folio_counters(2).swpin_fallback, zswap.counters().decompress_fail), (2, 1));
+    for config in both(ROOMY) {
+        let (zswap, faults) = zswap(config, true);
+        let slots = zswap.swap_out_folio(&folio(4), Home::ROOT).unwrap();
+        zswap.shrink(u64::MAX);
+        faults.read_errors.store(true, Relaxed);
+        assert!(matches!(zswap.load_folio(&slots, &mut [[0; PAGE_SIZE]; 4]), Err(LoadError::Io(_))));
+        faults.read_errors.store(false, Relaxed);
+        faults.damaged_reads.store(true, Relaxed);
+        assert!(matches!(zswap.load_folio(&slots, &mut [[0; PAGE_SIZE]; 4]), Err(LoadError::Corrupt)));
+        assert_eq!((zswap.folio_counters(2).swpin_fallback, zswap.counters().decompress_fail), (2, 1));
+    }
 }

@@ -121,34 +121,37 @@ fn a_threshold_of_100_percent_is_no_hysteresis() {
 
 #[test]
 fn a_refused_page_goes_straight_to_the_swap_file() {
-    let (zswap, faults) = zswap(Config { max_pool_bytes: 0, ..ROOMY }, true);
-    let slot = zswap.swap_out(&page(1), Home::ROOT).unwrap();
-    assert_eq!(expect(&zswap, slot, &page(1)), Origin::Disk);
-    let counters = zswap.counters();
-    assert_eq!(
-        (counters.pool_limit_hit, counters.root.pswpout, counters.root.pswpin, counters.root.zswpout),
-        (1, 1, 1, 0)
-    );
-    assert_eq!((counters.swap_current, counters.stored_pages, counters.root.zswpwb), (4096, 0, 0));
-    assert_eq!(faults.bytes_written.load(Relaxed), 4096);
-    zswap.invalidate(slot);
-    assert_eq!(zswap.counters().swap_current, 0);
-    zswap.check_valid();
+    for config in both(Config { max_pool_bytes: 0, ..ROOMY }) {
+        let (zswap, faults) = zswap(config, true);
+        let slot = zswap.swap_out(&page(1), Home::ROOT).unwrap();
+        assert_eq!(expect(&zswap, slot, &page(1)), Origin::Disk);
+        let counters = zswap.counters();
+        assert_eq!(
+            (counters.pool_limit_hit, counters.root.pswpout, counters.root.pswpin, counters.root.zswpout),
+            (1, 1, 1, 0)
+        );
+        assert_eq!((counters.swapped_pages, counters.stored_pages, counters.root.zswpwb), (1, 0, 0));
+        assert_eq!((faults.bytes_written.load(Relaxed), counters.swap_current), (4096, 4096), "as it is");
+        zswap.invalidate(slot);
+        assert_eq!((zswap.counters().swap_current, zswap.counters().swapped_pages), (0, 0));
+        zswap.check_valid();
+    }
 }
 
 #[test]
 fn a_full_swap_file_is_no_space_and_a_broken_one_an_error() {
-    let config = Config { max_pool_bytes: 0, swap_limit_bytes: Some(4096), ..ROOMY };
-    let (zswap, faults) = zswap(config, true);
-    faults.write_errors.store(true, Relaxed);
-    assert!(matches!(zswap.swap_out(&page(1), Home::ROOT), Err(SwapOutError::Io(_))));
-    faults.write_errors.store(false, Relaxed);
-    faults.disk_full.store(true, Relaxed);
-    assert!(matches!(zswap.swap_out(&page(1), Home::ROOT), Err(SwapOutError::NoSpace)));
-    faults.disk_full.store(false, Relaxed);
-    zswap.swap_out(&page(1), Home::ROOT).unwrap();
-    assert!(matches!(zswap.swap_out(&page(2), Home::ROOT), Err(SwapOutError::NoSpace)), "the limit");
-    zswap.check_valid();
+    for config in both(Config { max_pool_bytes: 0, swap_limit_bytes: Some(4096), ..ROOMY }) {
+        let (zswap, faults) = zswap(config, true);
+        faults.write_errors.store(true, Relaxed);
+        assert!(matches!(zswap.swap_out(&page(1), Home::ROOT), Err(SwapOutError::Io(_))));
+        faults.write_errors.store(false, Relaxed);
+        faults.disk_full.store(true, Relaxed);
+        assert!(matches!(zswap.swap_out(&page(1), Home::ROOT), Err(SwapOutError::NoSpace)));
+        faults.disk_full.store(false, Relaxed);
+        zswap.swap_out(&page(1), Home::ROOT).unwrap();
+        assert!(matches!(zswap.swap_out(&page(2), Home::ROOT), Err(SwapOutError::NoSpace)), "the limit");
+        zswap.check_valid();
+    }
 }
 
 #[test]
@@ -164,22 +167,25 @@ fn without_memory_a_store_is_refused_and_counted() {
 
 #[test]
 fn shrink_writes_the_coldest_first() {
-    let (zswap, _) = zswap(ROOMY, true);
-    let slots = fill(&zswap, 0..200, Home::ROOT);
-    let before = zswap.pool_bytes();
-    let freed = zswap.shrink(before / 4);
-    assert!(freed >= before / 4, "{freed} of {before}");
-    assert_eq!(zswap.pool_bytes(), before - freed);
-    let written = zswap.counters().written_back_pages as usize;
-    assert!((50..150).contains(&written), "{written}");
-    for (i, &slot) in slots.iter().enumerate() {
-        let origin = if i < written { Origin::Disk } else { Origin::Pool };
-        assert_eq!(expect(&zswap, slot, &page(i as u64)), origin, "page {i}");
+    for config in both(ROOMY) {
+        let (zswap, _) = zswap(config.clone(), true);
+        let slots = fill(&zswap, 0..200, Home::ROOT);
+        let before = zswap.pool_bytes();
+        let freed = zswap.shrink(before / 4);
+        assert!(freed >= before / 4, "{freed} of {before}");
+        assert_eq!(zswap.pool_bytes(), before - freed);
+        let written = zswap.counters().written_back_pages as usize;
+        assert!((50..150).contains(&written), "{written}");
+        for (i, &slot) in slots.iter().enumerate() {
+            let origin = if i < written { Origin::Disk } else { Origin::Pool };
+            assert_eq!(expect(&zswap, slot, &page(i as u64)), origin, "page {i}");
+        }
+        let counters = zswap.counters();
+        assert_eq!((counters.root.zswpwb, counters.root.pswpout), (written as u64, written as u64));
+        assert_eq!((counters.swapped_pages, counters.stored_pages), (written as u64, 200 - written as u64));
+        expect_on_disk(config.writeback, written as u64, counters.swap_current);
+        zswap.check_valid();
     }
-    let counters = zswap.counters();
-    assert_eq!((counters.root.zswpwb, counters.root.pswpout), (written as u64, written as u64));
-    assert_eq!((counters.swap_current, counters.stored_pages), (written as u64 * 4096, 200 - written as u64));
-    zswap.check_valid();
 }
 
 #[test]
@@ -199,24 +205,31 @@ fn a_shared_entry_that_was_loaded_has_a_second_chance() {
 
 #[test]
 fn a_writeback_is_few_large_writes() {
-    let (zswap, faults) = zswap(ROOMY, true);
-    fill(&zswap, 0..1024, Home::ROOT);
-    zswap.shrink(u64::MAX);
-    assert_eq!((zswap.counters().written_back_pages, faults.writes.load(Relaxed)), (1024, 4));
+    for config in both(ROOMY) {
+        let (zswap, faults) = zswap(config.clone(), true);
+        fill(&zswap, 0..1024, Home::ROOT);
+        zswap.shrink(u64::MAX);
+        // Packed entries do not fill a cluster evenly: the rest of one is a write of its own.
+        let writes = if config.writeback == Writeback::Pages { 4 } else { 6 };
+        assert_eq!((zswap.counters().written_back_pages, faults.writes.load(Relaxed)), (1024, writes));
+    }
 }
 
 #[test]
 fn freed_disk_space_is_discarded_and_used_again() {
-    let (zswap, faults) = zswap(ROOMY, true);
-    for round in 1..=3 {
-        let slots = fill(&zswap, 0..512, Home::ROOT);
-        zswap.shrink(u64::MAX);
-        assert_eq!(zswap.counters().swap_current, 512 * 4096);
-        slots.into_iter().for_each(|slot| zswap.invalidate(slot));
-        assert_eq!(faults.bytes_discarded.load(Relaxed), round * 512 * 4096);
-        assert_eq!(faults.data.lock().len(), 512 * 4096);
+    for config in both(ROOMY) {
+        let (zswap, faults) = zswap(config.clone(), true);
+        for round in 1..=3 {
+            let slots = fill(&zswap, 0..512, Home::ROOT);
+            zswap.shrink(u64::MAX);
+            expect_on_disk(config.writeback, 512, zswap.counters().swap_current);
+            slots.into_iter().for_each(|slot| zswap.invalidate(slot));
+            assert_eq!(zswap.counters().swap_current, 0);
+            assert_eq!(faults.bytes_discarded.load(Relaxed), round * (2 << 20));
+            assert!(faults.data.lock().len() <= 2 << 20);
+        }
+        zswap.check_valid();
     }
-    zswap.check_valid();
 }
 
 #[test]
@@ -229,115 +242,131 @@ fn without_a_swap_file_nothing_is_written_back() {
 
 #[test]
 fn a_failed_write_loses_nothing_and_gives_up() {
-    let (zswap, faults) = zswap(ROOMY, true);
-    let slots = fill(&zswap, 0..300, Home::ROOT);
-    faults.write_errors.store(true, Relaxed);
-    assert_eq!(zswap.shrink(u64::MAX), 0);
-    let counters = zswap.counters();
-    // Attempts of 256, 128, ... 1 pages, then single ones: 16 in all.
-    assert_eq!((counters.reject_reclaim_fail, counters.written_back_pages), (256 + 255 + 7, 0));
-    assert_eq!((counters.stored_pages, counters.swap_current), (300, 0));
-    zswap.check_valid();
-    faults.write_errors.store(false, Relaxed);
-    zswap.shrink(u64::MAX);
-    slots.iter().enumerate().for_each(|(i, &slot)| assert_eq!(expect(&zswap, slot, &page(i as u64)), Origin::Disk));
+    for config in both(ROOMY) {
+        let (zswap, faults) = zswap(config, true);
+        let slots = fill(&zswap, 0..300, Home::ROOT);
+        faults.write_errors.store(true, Relaxed);
+        assert_eq!(zswap.shrink(u64::MAX), 0);
+        let counters = zswap.counters();
+        // Attempts of 256, 128, ... 1 pages, then single ones: 16 in all.
+        assert_eq!((counters.reject_reclaim_fail, counters.written_back_pages), (256 + 255 + 7, 0));
+        assert_eq!((counters.stored_pages, counters.swap_current), (300, 0));
+        zswap.check_valid();
+        faults.write_errors.store(false, Relaxed);
+        zswap.shrink(u64::MAX);
+        slots.iter().enumerate().for_each(|(i, &slot)| assert_eq!(expect(&zswap, slot, &page(i as u64)), Origin::Disk));
+    }
 }
 
 #[test]
 fn a_nearly_full_disk_is_filled_with_smaller_writes() {
-    let (zswap, faults) = zswap(ROOMY, true);
-    fill(&zswap, 0..64, Home::ROOT);
-    faults.largest_write.store(8 * 4096, Relaxed);
-    assert!(zswap.shrink(u64::MAX) > 0);
-    assert_eq!(zswap.counters().written_back_pages, 64);
+    for config in both(ROOMY) {
+        let (zswap, faults) = zswap(config, true);
+        fill(&zswap, 0..64, Home::ROOT);
+        faults.largest_write.store(8 * 4096, Relaxed);
+        assert!(zswap.shrink(u64::MAX) > 0);
+        assert_eq!(zswap.counters().written_back_pages, 64);
+    }
 }
 
 #[test]
 fn writeback_stops_at_the_swap_limit() {
-    let (zswap, _) = zswap(Config { swap_limit_bytes: Some(100 * 4096), ..ROOMY }, true);
-    fill(&zswap, 0..300, Home::ROOT);
-    zswap.shrink(u64::MAX);
-    let counters = zswap.counters();
-    assert_eq!((counters.swap_current, counters.stored_pages, counters.reject_reclaim_fail), (100 * 4096, 200, 0));
-    zswap.check_valid();
+    for config in both(Config { swap_limit_bytes: Some(100 * 4096), ..ROOMY }) {
+        let (zswap, _) = zswap(config.clone(), true);
+        fill(&zswap, 0..300, Home::ROOT);
+        zswap.shrink(u64::MAX);
+        let counters = zswap.counters();
+        assert_eq!((counters.swapped_pages + counters.stored_pages, counters.reject_reclaim_fail), (300, 0));
+        expect_on_disk(config.writeback, counters.swapped_pages, counters.swap_current);
+        assert!((98 * 4096..=100 * 4096).contains(&counters.swap_current), "{counters:?}");
+        zswap.check_valid();
+    }
 }
 
 #[test]
 fn an_entry_that_changes_while_it_is_written_is_not_recorded() {
-    let (zswap, faults) = zswap(ROOMY, true);
-    let zswap = Arc::new(zswap);
-    let slots = fill(&zswap, 0..40, Home::ROOT);
-    let (other, during) = (slots.clone(), zswap.clone());
-    *faults.before_write.lock() = Some(Box::new(move || {
-        during.invalidate(other[0]);
-        let again = during.swap_out(&page(100), Home::ROOT).unwrap();
-        assert_eq!(again, other[0], "the slot is given out again");
-        assert_eq!(expect(&during, other[1], &page(1)), Origin::Pool, "a load takes the pool's copy");
-        during.dup(other[2]);
-    }));
-    // One write of the sixteen coldest.
-    zswap.shrink(1);
-    assert_eq!(expect(&zswap, slots[0], &page(100)), Origin::Pool);
-    assert_eq!(expect(&zswap, slots[1], &page(1)), Origin::Pool, "loaded meanwhile");
-    assert_eq!(expect(&zswap, slots[2], &page(2)), Origin::Disk, "shared meanwhile");
-    zswap.invalidate(slots[2]);
-    assert_eq!(expect(&zswap, slots[2], &page(2)), Origin::Disk);
-    assert_eq!((zswap.counters().written_back_pages, zswap.counters().swap_current), (14, 14 * 4096));
-    zswap.check_valid();
+    for config in both(ROOMY) {
+        let (zswap, faults) = zswap(config.clone(), true);
+        let zswap = Arc::new(zswap);
+        let slots = fill(&zswap, 0..40, Home::ROOT);
+        let (other, during) = (slots.clone(), zswap.clone());
+        *faults.before_write.lock() = Some(Box::new(move || {
+            during.invalidate(other[0]);
+            let again = during.swap_out(&page(100), Home::ROOT).unwrap();
+            assert_eq!(again, other[0], "the slot is given out again");
+            assert_eq!(expect(&during, other[1], &page(1)), Origin::Pool, "a load takes the pool's copy");
+            during.dup(other[2]);
+        }));
+        // One write of the sixteen coldest.
+        zswap.shrink(1);
+        assert_eq!(expect(&zswap, slots[0], &page(100)), Origin::Pool);
+        assert_eq!(expect(&zswap, slots[1], &page(1)), Origin::Pool, "loaded meanwhile");
+        assert_eq!(expect(&zswap, slots[2], &page(2)), Origin::Disk, "shared meanwhile");
+        zswap.invalidate(slots[2]);
+        assert_eq!(expect(&zswap, slots[2], &page(2)), Origin::Disk);
+        assert_eq!((zswap.counters().written_back_pages, zswap.counters().swapped_pages), (14, 14));
+        expect_on_disk(config.writeback, 14, zswap.counters().swap_current);
+        zswap.check_valid();
+    }
 }
 
 #[test]
 fn nothing_waits_for_a_writeback() {
-    let (zswap, faults) = zswap(ROOMY, true);
-    let zswap = Arc::new(zswap);
-    let slots = fill(&zswap, 0..100, Home::ROOT);
-    zswap.shrink(1);
-    assert_eq!(expect(&zswap, slots[0], &page(0)), Origin::Disk);
-    let (started, writing) = std::sync::mpsc::channel();
-    let (finish, finished) = std::sync::mpsc::channel::<()>();
-    *faults.before_write.lock() = Some(Box::new(move || {
-        started.send(()).unwrap();
-        finished.recv().unwrap();
-    }));
-    let shrinker = std::thread::spawn({
-        let zswap = zswap.clone();
-        move || zswap.shrink(u64::MAX)
-    });
-    writing.recv().unwrap();
-    assert_eq!(expect(&zswap, slots[0], &page(0)), Origin::Disk);
-    assert_eq!(expect(&zswap, slots[50], &page(50)), Origin::Pool, "it is being written");
-    slots.iter().for_each(|&slot| zswap.invalidate(slot));
-    zswap.swap_out(&page(1000), Home::ROOT).unwrap();
-    zswap.compact();
-    finish.send(()).unwrap();
-    shrinker.join().unwrap();
-    zswap.check_valid();
+    for config in both(ROOMY) {
+        let (zswap, faults) = zswap(config, true);
+        let zswap = Arc::new(zswap);
+        let slots = fill(&zswap, 0..100, Home::ROOT);
+        zswap.shrink(1);
+        assert_eq!(expect(&zswap, slots[0], &page(0)), Origin::Disk);
+        let (started, writing) = std::sync::mpsc::channel();
+        let (finish, finished) = std::sync::mpsc::channel::<()>();
+        *faults.before_write.lock() = Some(Box::new(move || {
+            started.send(()).unwrap();
+            finished.recv().unwrap();
+        }));
+        let shrinker = std::thread::spawn({
+            let zswap = zswap.clone();
+            move || zswap.shrink(u64::MAX)
+        });
+        writing.recv().unwrap();
+        assert_eq!(expect(&zswap, slots[0], &page(0)), Origin::Disk);
+        assert_eq!(expect(&zswap, slots[50], &page(50)), Origin::Pool, "it is being written");
+        slots.iter().for_each(|&slot| zswap.invalidate(slot));
+        zswap.swap_out(&page(1000), Home::ROOT).unwrap();
+        zswap.compact();
+        finish.send(()).unwrap();
+        shrinker.join().unwrap();
+        zswap.check_valid();
+    }
 }
 
 #[test]
 fn damage_on_disk_is_found_and_counted() {
-    let (zswap, faults) = zswap(ROOMY, true);
-    let slots = fill(&zswap, 0..2, Home::ROOT);
-    zswap.shrink(u64::MAX);
-    let load = |slot| zswap.load(slot, &mut [0; PAGE_SIZE]);
-    faults.damaged_reads.store(true, Relaxed);
-    assert!(matches!(load(slots[0]), Err(LoadError::Corrupt)));
-    faults.damaged_reads.store(false, Relaxed);
-    let first = faults.data.lock()[..4096].to_vec();
-    assert_ne!(first, page(0), "encrypted");
-    faults.data.lock().copy_within(..4096, 4096);
-    assert!(matches!(load(slots[1]), Err(LoadError::Corrupt)), "a block in another's place");
-    expect(&zswap, slots[0], &page(0));
+    for config in both(ROOMY) {
+        let (zswap, faults) = zswap(config, true);
+        let slots = fill(&zswap, 0..2, Home::ROOT);
+        zswap.shrink(u64::MAX);
+        let load = |slot| zswap.load(slot, &mut [0; PAGE_SIZE]);
+        faults.damaged_reads.store(true, Relaxed);
+        assert!(matches!(load(slots[0]), Err(LoadError::Corrupt)));
+        faults.damaged_reads.store(false, Relaxed);
+        // Both take the same space.
+        let length = zswap.counters().swap_current as usize / 2;
+        let first = faults.data.lock()[..length].to_vec();
+        faults.data.lock().copy_within(..length, length);
+        assert!(matches!(load(slots[1]), Err(LoadError::Corrupt)), "an entry in another's place");
+        expect(&zswap, slots[0], &page(0));
 
-    // A block put back to what it held for an earlier page.
-    zswap.invalidate(slots[0]);
-    zswap.swap_out(&page(3), Home::ROOT).unwrap();
-    zswap.shrink(u64::MAX);
-    expect(&zswap, slots[0], &page(3));
-    faults.data.lock()[..4096].copy_from_slice(&first);
-    assert!(matches!(load(slots[0]), Err(LoadError::Corrupt)), "rolled back");
-    assert_eq!(zswap.counters().decompress_fail, 3);
-    assert_eq!(zswap.counters().root.pswpin, 2, "only pages that were delivered");
+        // A place put back to what it held for an earlier page.
+        slots.into_iter().for_each(|slot| zswap.invalidate(slot));
+        let slot = zswap.swap_out(&page(3), Home::ROOT).unwrap();
+        zswap.shrink(u64::MAX);
+        expect(&zswap, slot, &page(3));
+        faults.data.lock()[..length].copy_from_slice(&first);
+        assert!(matches!(load(slot), Err(LoadError::Corrupt)), "rolled back");
+        assert_eq!(zswap.counters().decompress_fail, 3);
+        assert_eq!(zswap.counters().root.pswpin, 2, "only pages that were delivered");
+    }
 }
 
 #[test]
@@ -353,20 +382,23 @@ fn a_failed_read_can_be_tried_again() {
 
 #[test]
 fn entries_remember_their_codec() {
-    let (zswap, _) = zswap(ROOMY, true);
-    let mut slots = Vec::new();
-    for (seed, compressor) in Compressor::ALL.into_iter().enumerate() {
-        zswap.set_compressor(compressor);
-        slots.push(zswap.swap_out(&page(seed as u64), Home::ROOT).unwrap());
+    for config in both(ROOMY) {
+        let (zswap, _) = zswap(config, true);
+        let mut slots = Vec::new();
+        for (seed, compressor) in Compressor::ALL.into_iter().enumerate() {
+            zswap.set_compressor(compressor);
+            slots.push(zswap.swap_out(&page(seed as u64), Home::ROOT).unwrap());
+        }
+        for (seed, &slot) in slots.iter().enumerate() {
+            assert_eq!(expect(&zswap, slot, &page(seed as u64)), Origin::Pool);
+        }
+        zswap.shrink(u64::MAX);
+        assert_eq!(zswap.pools().len(), 1, "the pools of the others are gone");
+        slots
+            .iter()
+            .enumerate()
+            .for_each(|(seed, &slot)| assert_eq!(expect(&zswap, slot, &page(seed as u64)), Origin::Disk));
     }
-    for (seed, &slot) in slots.iter().enumerate() {
-        assert_eq!(expect(&zswap, slot, &page(seed as u64)), Origin::Pool);
-    }
-    zswap.shrink(u64::MAX);
-    slots
-        .iter()
-        .enumerate()
-        .for_each(|(seed, &slot)| assert_eq!(expect(&zswap, slot, &page(seed as u64)), Origin::Disk));
 }
 
 #[test]
@@ -390,13 +422,15 @@ fn drop_checked(zswap: &Zswap, slot: Slot, seed: u64) {
 
 #[test]
 fn metadata_is_at_most_64_bytes_a_page() {
-    let (zswap, _) = zswap(ROOMY, true);
-    let pages = 20_000;
-    fill(&zswap, 0..pages, Home::ROOT);
-    let in_pool = zswap.metadata_bytes();
-    assert!(in_pool <= 64 * pages, "{} bytes a page in the pool", in_pool / pages);
-    zswap.shrink(u64::MAX);
-    assert!(zswap.metadata_bytes() <= 64 * pages, "{} bytes a page on disk", zswap.metadata_bytes() / pages);
+    for config in both(ROOMY) {
+        let (zswap, _) = zswap(config, true);
+        let pages = 20_000;
+        fill(&zswap, 0..pages, Home::ROOT);
+        let in_pool = zswap.metadata_bytes();
+        assert!(in_pool <= 64 * pages, "{} bytes a page in the pool", in_pool / pages);
+        zswap.shrink(u64::MAX);
+        assert!(zswap.metadata_bytes() <= 64 * pages, "{} bytes a page on disk", zswap.metadata_bytes() / pages);
+    }
 }
 
 #[test]
@@ -435,6 +469,7 @@ fn counters_carry_the_kernels_names() {
         "zswap_incomp",
         "zswap_max_hit",
         "swap_current",
+        "swapped_pages",
     ];
     expected.sort();
     assert_eq!(names, expected);

@@ -8,7 +8,6 @@ use std::sync::atomic::Ordering::Relaxed;
 use uzswap_engine::*;
 
 const OPERATIONS: u32 = 1_000_000;
-const DISK: u64 = 12 << 20;
 const NODES: usize = 4;
 const MAX_GROUPS: usize = 24;
 const MAX_REFERENCES: usize = 3000;
@@ -19,6 +18,10 @@ struct Machine {
     random: Random,
     zswap: Zswap,
     faults: std::sync::Arc<Faults>,
+    /// Room on disk: for most of what there is, so that it is full now and then.
+    disk: u64,
+    /// Bytes there from which on it may be full: with entries packed, there may be no room for the longest.
+    full: u64,
     /// Each group with its parent; the root first.
     groups: Vec<(Group, Group)>,
     /// Each reference and the page it stands for.
@@ -32,8 +35,12 @@ struct Machine {
 }
 
 impl Machine {
-    fn new(seed: u64) -> Machine {
-        let config = Config { max_pool_bytes: 2 << 20, swap_limit_bytes: Some(DISK), ..ROOMY };
+    fn new(seed: u64, writeback: Writeback) -> Machine {
+        let (disk, full) = match writeback {
+            Writeback::Compressed => (4 << 20, 7 << 19),
+            Writeback::Pages => (12 << 20, 12 << 20),
+        };
+        let config = Config { max_pool_bytes: 2 << 20, swap_limit_bytes: Some(disk), writeback, ..ROOMY };
         let (zswap, faults) = zswap(config, true);
         let pages = (0..PAGES as u64).map(|n| match n % 8 {
             0 => noise(n),
@@ -45,6 +52,8 @@ impl Machine {
             random: Random(seed),
             zswap,
             faults,
+            disk,
+            full,
             groups: vec![(Group::ROOT, Group::ROOT)],
             owned: Vec::new(),
             pages: pages.collect(),
@@ -157,7 +166,7 @@ impl Machine {
             let before = self.zswap.counters().reject_reclaim_fail;
             self.worked += (self.zswap.shrink_until_accepting() > 0) as u64;
             let failed = self.zswap.counters().reject_reclaim_fail > before;
-            let disk_is_full = self.zswap.counters().swap_current == DISK;
+            let disk_is_full = self.zswap.counters().swap_current >= self.full;
             let all_may_write = self.groups.len() == 1;
             if all_may_write && !failed && !disk_is_full {
                 assert_eq!(self.zswap.shrink_needed(), None, "the worker stopped above the threshold");
@@ -191,13 +200,14 @@ impl Machine {
     }
 
     fn change_parameters(&mut self) {
-        match self.random.below(8) {
+        match self.random.below(9) {
             0 | 1 => self.zswap.set_compressor([Compressor::Lz4, Compressor::LzoRle][self.random.below(2)]),
             2 => self.zswap.set_zpool(Zpool::ALL[self.random.below(2)]),
             3 => self.zswap.set_max_pool_bytes((1 + self.random.below(4) as u64) << 19),
             4 => self.zswap.set_accept_threshold(50 + self.random.below(51) as u8),
             5 => self.faults.write_errors.store(self.random.below(4) == 0, Relaxed),
-            6 => self.faults.read_errors.store(self.random.below(6) == 0, Relaxed),
+            6 => self.faults.short_writes.store(self.random.below(4) == 0, Relaxed),
+            7 => self.faults.read_errors.store(self.random.below(6) == 0, Relaxed),
             _ => self.faults.no_memory.store(self.random.below(6) == 0, Relaxed),
         }
     }
@@ -229,16 +239,26 @@ impl Machine {
     }
 }
 
-#[test]
-fn a_million_operations_leave_everything_in_order() {
+fn simulate(writeback: Writeback) {
     let seed = std::env::var("UZSWAP_SEED").map_or(0x5eed, |seed| seed.parse().expect("UZSWAP_SEED is a number"));
     println!("UZSWAP_SEED={seed}");
-    let mut machine = Machine::new(seed);
+    let mut machine = Machine::new(seed, writeback);
     for operation in 0..OPERATIONS {
         machine.step();
         if operation % 10_000 == 0 {
             machine.zswap.check_valid();
+            assert!(machine.faults.data.lock().len() as u64 <= machine.disk, "the file has outgrown its limit");
         }
     }
     machine.end();
+}
+
+#[test]
+fn a_million_operations_leave_everything_in_order() {
+    simulate(Writeback::Compressed);
+}
+
+#[test]
+fn a_million_operations_with_whole_pages_on_disk() {
+    simulate(Writeback::Pages);
 }

@@ -79,7 +79,7 @@ impl Stats {
             resident: counter("anon"),
             pool: counter("zswap"),
             zswapped: counter("zswapped"),
-            disk: counter("swap_current"),
+            disk: counter("swapped_pages") * 4096,
             written_back: counter("written_back_pages") * 4096,
             faults: counter("pgmajfault"),
             stalled: Duration::from_micros(counter("stall_usec")),
@@ -117,9 +117,9 @@ mod tests {
     #[test]
     fn stats_are_read_and_half_a_file_is_not() {
         let stats =
-            Stats::parse(r#"{"anon": 5, "zswap": 10, "zswapped": 25, "swap_current": 7, "written_back_pages": 2}"#);
+            Stats::parse(r#"{"anon": 5, "zswap": 10, "zswapped": 25, "swapped_pages": 7, "written_back_pages": 2}"#);
         let stats = stats.expect("whole");
-        assert_eq!((stats.resident, stats.swapped(), stats.written_back), (5, 32, 8192));
+        assert_eq!((stats.resident, stats.swapped(), stats.written_back), (5, 25 + 7 * 4096, 8192));
         assert_eq!(stats.ratio(), "2.50");
         assert_eq!(Stats::parse(r#"{"anon": 5, "#), None);
     }
