@@ -7,6 +7,7 @@
 //! | watch | [`Watch`] |
 //! | reclaim | [`Reclaimer`] |
 //! | shrink | [`ShrinkWorker`] |
+//! | pressure | [`pressure::listen`] |
 //! | reap | [`Pager::reap`]: what a process leaves behind takes a while to free |
 //! | advice | follows `madvise` hints |
 //!
@@ -38,7 +39,7 @@ use crate::stats::Stats;
 use crate::strangers::Strangers;
 use crate::swap_file::DiskSwapFile;
 use crate::watch::Watch;
-use crate::{JobConfig, SwapConfig, front};
+use crate::{JobConfig, SwapConfig, front, pressure};
 
 /// How often to look whether processes have gone.
 const REAP_PAUSE: Duration = Duration::from_millis(10);
@@ -149,6 +150,9 @@ impl Daemon {
                 max_pool_bytes,
                 accept_threshold_percent: config.accept_threshold_percent,
                 compressor: config.compressor,
+                zpool: config.zpool,
+                enabled: config.enabled,
+                shrinker_enabled: config.shrinker_enabled,
                 swap_limit_bytes: match config.swap {
                     SwapConfig::File { size, .. } => size,
                     SwapConfig::None => None,
@@ -213,6 +217,10 @@ impl Daemon {
         thread("reclaim").spawn(move || reclaimer.run())?;
         let (worker, stop) = (self.shrink_worker.clone(), self.stop.clone());
         thread("shrink").spawn(move || worker.run(&stop))?;
+        if let Some(trigger) = pressure::trigger() {
+            let (worker, stop) = (self.shrink_worker.clone(), self.stop.clone());
+            thread("pressure").spawn(move || pressure::listen(&trigger, &worker, &stop))?;
+        }
         let stop = self.stop.clone();
         thread("watch").spawn(move || watch.run(&stop))?;
         let (pager, stop) = (self.pager.clone(), self.stop.clone());

@@ -10,6 +10,7 @@ mod daemon;
 mod sessions;
 
 mod charge;
+mod pressure;
 mod reclaim;
 mod shrink;
 mod watch;
@@ -27,7 +28,7 @@ mod strangers;
 use std::ffi::OsString;
 use std::path::PathBuf;
 
-use uzswap_engine::Compressor;
+use uzswap_engine::{Compressor, Zpool};
 use uzswap_proto::Job;
 use uzswap_vm::sys::job;
 use uzswap_vm::sys::link::Listener;
@@ -60,6 +61,12 @@ pub struct JobConfig {
     pub accept_threshold_percent: u8,
     /// Codec for new stores.
     pub compressor: Compressor,
+    /// Allocator for new stores.
+    pub zpool: Zpool,
+    /// Whether pages are stored in the pool at all.
+    pub enabled: bool,
+    /// Whether memory pressure writes back before the pool is full.
+    pub shrinker_enabled: bool,
     /// The swap file.
     pub swap: SwapConfig,
     /// Where to write the counters as JSON, at the end and every second.

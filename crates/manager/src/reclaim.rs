@@ -39,6 +39,8 @@ pub struct Reclaimer {
     fruitless_since: Option<Instant>,
     /// What the shrink worker had freed when it was last looked at.
     shrunk: u64,
+    /// Pages that had been looked at then.
+    scanned: u64,
 }
 
 impl Reclaimer {
@@ -51,7 +53,7 @@ impl Reclaimer {
         oom_kills: Arc<AtomicU64>,
         stop: Arc<AtomicBool>,
     ) -> Reclaimer {
-        Reclaimer { shrink_worker, pager, watch, charge, oom_kills, stop, fruitless_since: None, shrunk: 0 }
+        Reclaimer { shrink_worker, pager, watch, charge, oom_kills, stop, fruitless_since: None, shrunk: 0, scanned: 0 }
     }
 
     /// Works until told to stop.
@@ -72,6 +74,7 @@ impl Reclaimer {
     fn reclaim(&mut self, sessions: &[(Arc<Session>, u64)]) -> bool {
         let wanted = self.charge.excess().max(0) as u64;
         let freed = if wanted > 0 { self.step(sessions) as u64 * PAGE_SIZE as u64 } else { 0 };
+        self.press_pool();
         if freed < wanted / 2 {
             // Programs hold on to what they have: then the pool has too large a part.
             self.shrink_worker.ask((wanted - freed).max(SHRINK_BYTES));
@@ -86,6 +89,16 @@ impl Reclaimer {
             self.kill_largest(sessions);
         }
         freed > 0
+    }
+
+    /// Has the pool shrunk in proportion: by as large a part as was looked at of the programs' memory.
+    fn press_pool(&mut self) {
+        let scanned = self.pager.counters.pgscan.load(Relaxed);
+        let pages = scanned - std::mem::replace(&mut self.scanned, scanned);
+        let resident = (self.charge.anon.load(Relaxed) / PAGE_SIZE as u64).max(1);
+        if pages > 0 {
+            self.shrink_worker.press(pages as f64 / resident as f64);
+        }
     }
 
     /// Takes one step at each of the larger processes; gives the pages whose memory was freed.

@@ -1,14 +1,18 @@
-//! The shrink worker: writes back the coldest entries, before the pool is so full that stores are refused, and when
-//! reclaim finds that the pool has too large a part of the job's memory.
-//!
-//! A thread of its own, because it decompresses and waits for the disk, which nobody else may.
+//! The shrink worker: writes back the coldest entries of the pool. A thread of its own, because it decompresses and waits
+//! for the disk, which nobody else may. It works
+//! 1. when stores are refused: until they are accepted again, and no further;
+//! 2. under pressure, before that: of what the shrinker has on offer, as large a part as was looked at of the programs'
+//!    memory, or all of it if the host itself is short of memory;
+//! 3. when the pool comes near its cap all the same, so that stores need not be refused, and when programs hold on to what
+//!    they have: then the pool has too large a part of the job's memory.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
 use parking_lot::{Condvar, Mutex};
-use uzswap_engine::Zswap;
+use uzswap_engine::{Group, Zswap};
+use uzswap_vm::sys::process::memory_nodes;
 
 /// Percent of the cap that the pool is kept below.
 const KEEP_PERCENT: u64 = 95;
@@ -16,15 +20,28 @@ const KEEP_PERCENT: u64 = 95;
 /// What is freed at once, so that a new wish is soon heard.
 const STEP_BYTES: u64 = 1 << 20;
 
+/// Entries that are worth a scan: those of one write.
+const SCAN_ENTRIES: u64 = 32;
+
 /// The worker and what it is asked.
 pub struct ShrinkWorker {
     /// What it shrinks.
     pub engine: Arc<Zswap>,
     cap: u64,
-    wish: Mutex<u64>,
+    nodes: u8,
+    wish: Mutex<Wish>,
     bell: Condvar,
     freed: AtomicU64,
     peak: Mutex<PoolPeak>,
+}
+
+/// What others want of the worker.
+#[derive(Debug, Clone, Copy, Default)]
+struct Wish {
+    /// Of the pool's memory.
+    bytes: u64,
+    /// Of what the shrinker has on offer, 0 to 1.
+    part: f64,
 }
 
 /// The pool when it was largest.
@@ -39,15 +56,23 @@ pub struct PoolPeak {
 impl ShrinkWorker {
     /// Keeps the pool of `engine` below `cap` bytes.
     pub fn new(engine: Arc<Zswap>, cap: u64) -> ShrinkWorker {
+        let nodes = memory_nodes().min(usize::from(u8::MAX)) as u8;
         let (wish, bell, freed, peak) = Default::default();
-        ShrinkWorker { engine, cap, wish, bell, freed, peak }
+        ShrinkWorker { engine, cap, nodes, wish, bell, freed, peak }
     }
 
     /// Asks for at least `bytes` of the pool's memory. Asked again before it is done, the larger wish counts.
     pub fn ask(&self, bytes: u64) {
         let mut wish = self.wish.lock();
-        *wish = bytes.max(*wish);
+        wish.bytes = bytes.max(wish.bytes);
         self.bell.notify_one();
+    }
+
+    /// Tells of pressure that has looked at a `part` (0 to 1) of the memory that there is.
+    pub fn press(&self, part: f64) {
+        let mut wish = self.wish.lock();
+        // The worker looks often enough; this is not urgent.
+        wish.part = (wish.part + part).min(1.0);
     }
 
     /// Bytes of the pool's memory given back since the start.
@@ -65,20 +90,48 @@ impl ShrinkWorker {
         while !stop.load(Relaxed) {
             let size = self.engine.pool_bytes();
             self.observe(size);
-            let needed = self.engine.shrink_needed().unwrap_or(0);
-            let surplus = needed.max(size.saturating_sub(self.cap / 100 * KEEP_PERCENT)).max(*self.wish.lock());
-            let freed = if surplus > 0 { self.engine.shrink(surplus.min(STEP_BYTES)) } else { 0 };
-            self.freed.fetch_add(freed, Relaxed);
-            let mut wish = self.wish.lock();
-            if freed > 0 {
-                *wish = wish.saturating_sub(freed);
-            } else {
-                // Nothing can be written back just now: whoever wished will wish again.
-                *wish = 0;
-                // A pool that is far from its cap takes a while to come near it.
-                let pause = Duration::from_millis(if size < self.cap / 2 { 20 } else { 2 });
-                self.bell.wait_for(&mut wish, pause);
+            let wish = *self.wish.lock();
+            let surplus = wish.bytes.max(size.saturating_sub(self.cap / 100 * KEEP_PERCENT));
+            let mut freed = self.engine.shrink_until_accepting();
+            if surplus > freed {
+                freed += self.engine.shrink((surplus - freed).min(STEP_BYTES));
             }
+            let scanned = self.scan(wish.part);
+            self.freed.fetch_add(freed, Relaxed);
+            self.rest(wish, freed, scanned, size);
+        }
+    }
+
+    /// Scans a part of what is on offer; gives the part that was done, which is none as long as it is too little.
+    fn scan(&self, part: f64) -> f64 {
+        let mut done = 0.0;
+        for node in 0..self.nodes {
+            let offered = self.engine.shrinker_count(Group::ROOT, node);
+            let entries = (offered as f64 * part) as u64;
+            if entries >= SCAN_ENTRIES || part >= 1.0 {
+                let before = self.engine.pool_bytes();
+                self.engine.shrinker_scan(Group::ROOT, node, entries);
+                self.freed.fetch_add(before.saturating_sub(self.engine.pool_bytes()), Relaxed);
+                done = part;
+            }
+        }
+        done
+    }
+
+    /// Notes what has been done of a wish; waits if that was nothing.
+    fn rest(&self, done: Wish, freed: u64, scanned: f64, size: u64) {
+        let mut wish = self.wish.lock();
+        wish.part = (wish.part - scanned).max(0.0);
+        if freed > 0 {
+            wish.bytes = wish.bytes.saturating_sub(freed);
+            return;
+        }
+        // Nothing can be written back just now: whoever wished will wish again.
+        wish.bytes -= done.bytes.min(wish.bytes);
+        if scanned == 0.0 {
+            // A pool that is far from its cap takes a while to come near it.
+            let pause = Duration::from_millis(if size < self.cap / 2 { 20 } else { 2 });
+            self.bell.wait_for(&mut wish, pause);
         }
     }
 

@@ -10,7 +10,7 @@ use std::fmt;
 use std::path::PathBuf;
 
 use clap::{Arg, ArgAction, Command, ValueHint};
-use uzswap_engine::Compressor;
+use uzswap_engine::{Compressor, UnknownName, Zpool};
 
 use crate::size::{Amount, parse_amount};
 
@@ -36,9 +36,13 @@ pub enum Kind {
     Percent(u8, u8),
     /// A codec's kernel name.
     Codec,
+    /// An allocator's kernel name.
+    Zpool,
+    /// Y or N, as the kernel writes them, or the like.
+    YesNo,
     /// A file.
     Path,
-    /// On or off.
+    /// On if given, without a value.
     Switch,
 }
 
@@ -51,6 +55,10 @@ pub enum Value {
     Percent(u8),
     /// Of [`Kind::Codec`].
     Codec(Compressor),
+    /// Of [`Kind::Zpool`].
+    Zpool(Zpool),
+    /// Of [`Kind::YesNo`].
+    YesNo(bool),
     /// Of [`Kind::Path`].
     Path(PathBuf),
     /// Of [`Kind::Switch`].
@@ -97,6 +105,24 @@ pub const RUN: &[Flag] = &[
         more: "One of lz4, lzo-rle, zstd, deflate. Default: lz4",
     },
     Flag {
+        name: "zpool",
+        kind: Kind::Zpool,
+        help: "Allocator of the pool for pages that are stored from now on",
+        more: "One of zsmalloc, zbud. zbud holds at most two pages in one, and is there for comparison. Default: zsmalloc",
+    },
+    Flag {
+        name: "enabled",
+        kind: Kind::YesNo,
+        help: "Whether pages are stored in the pool at all",
+        more: "Without, all go to the swap file. Default: Y",
+    },
+    Flag {
+        name: "shrinker-enabled",
+        kind: Kind::YesNo,
+        help: "Whether memory pressure writes back cold pages before the pool is full",
+        more: "Default: Y",
+    },
+    Flag {
         name: "swap-file",
         kind: Kind::Path,
         help: "File to create for pages that are written back",
@@ -134,14 +160,6 @@ pub const RUN: &[Flag] = &[
 pub const EXCLUSIVE: [(&str, &str); 3] =
     [("max-pool", "max-pool-percent"), ("no-swap", "swap-size"), ("no-swap", "swap-file")];
 
-/// Every codec by its kernel name, the default first.
-pub const CODECS: [(&str, Compressor); 4] = [
-    ("lz4", Compressor::Lz4),
-    ("lzo-rle", Compressor::LzoRle),
-    ("zstd", Compressor::Zstd),
-    ("deflate", Compressor::Deflate),
-];
-
 impl Flag {
     /// The environment variable: `UZSWAP_MEMORY_MAX`.
     pub fn variable(&self) -> String {
@@ -174,7 +192,8 @@ impl Kind {
         match self {
             Kind::Size => "SIZE",
             Kind::Percent(..) => "PERCENT",
-            Kind::Codec => "NAME",
+            Kind::Codec | Kind::Zpool => "NAME",
+            Kind::YesNo => "Y|N",
             Kind::Path | Kind::Switch => "FILE",
         }
     }
@@ -187,21 +206,21 @@ impl Kind {
                 Ok(percent) if (least..=most).contains(&percent) => Ok(Value::Percent(percent)),
                 _ => Err(format!("'{text}' is not a whole number from {least} to {most}")),
             },
-            Kind::Codec => {
-                let names = CODECS.map(|(name, _)| name).join(", ");
-                let found = CODECS.iter().find(|(name, _)| *name == text);
-                found
-                    .map(|&(_, codec)| Value::Codec(codec))
-                    .ok_or_else(|| format!("'{text}' is not a compressor; known are {names}"))
-            }
+            Kind::Codec => text.parse().map(Value::Codec).map_err(|error: UnknownName| error.to_string()),
+            Kind::Zpool => text.parse().map(Value::Zpool).map_err(|error: UnknownName| error.to_string()),
+            Kind::YesNo => yes_or_no(text).map(Value::YesNo),
             Kind::Path if text.is_empty() => Err("is empty; give a file name".into()),
             Kind::Path => Ok(Value::Path(text.into())),
-            Kind::Switch => match text.to_ascii_lowercase().as_str() {
-                "1" | "yes" | "true" | "on" => Ok(Value::Switch(true)),
-                "0" | "no" | "false" | "off" => Ok(Value::Switch(false)),
-                _ => Err(format!("'{text}' is neither yes nor no")),
-            },
+            Kind::Switch => yes_or_no(text).map(Value::Switch),
         }
+    }
+}
+
+fn yes_or_no(text: &str) -> Result<bool, String> {
+    match text.to_ascii_lowercase().as_str() {
+        "1" | "y" | "yes" | "true" | "on" => Ok(true),
+        "0" | "n" | "no" | "false" | "off" => Ok(false),
+        _ => Err(format!("'{text}' is neither yes nor no")),
     }
 }
 
@@ -279,7 +298,7 @@ fn demo() -> Command {
         .about("Run a real program over 1 GiB of data in 256 MiB and compare with a run without uzswap")
         .arg(text("size", "SIZE", "1G", "How much data the program holds"))
         .arg(text("memory-max", "SIZE", "256M", "The limit it runs under"))
-        .arg(text("compressor", "NAME", CODECS[0].0, "Codec for stored pages"))
+        .arg(text("compressor", "NAME", Compressor::default().name(), "Codec for stored pages"))
         .arg(text("seed", "NUMBER", "1", "Seed of the generated data"))
 }
 
@@ -350,6 +369,8 @@ mod tests {
             (Kind::Percent(1, 100), "1", "-1", "from 1 to 100"),
             (Kind::Percent(1, 100), "50", "50%", "from 1 to 100"),
             (Kind::Codec, "lzo-rle", "LZ4", "lz4, lzo-rle, zstd, deflate"),
+            (Kind::Zpool, "zbud", "z3fold", "zsmalloc, zbud"),
+            (Kind::YesNo, "N", "", "neither yes nor no"),
             (Kind::Path, "/a", "", "file name"),
             (Kind::Switch, "Yes", "2", "neither yes nor no"),
         ] {
@@ -359,8 +380,9 @@ mod tests {
     }
 
     #[test]
-    fn the_help_of_codecs_lists_them_all() {
-        let flag = RUN.iter().find(|flag| flag.kind == Kind::Codec).expect("a codec flag");
-        assert!(CODECS.iter().all(|(name, _)| flag.more.contains(name)));
+    fn the_help_lists_all_names() {
+        let of = |kind| RUN.iter().find(|flag| flag.kind == kind).expect("a flag").more;
+        assert!(Compressor::ALL.iter().all(|codec| of(Kind::Codec).contains(codec.name())));
+        assert!(Zpool::ALL.iter().all(|zpool| of(Kind::Zpool).contains(zpool.name())));
     }
 }

@@ -36,13 +36,22 @@ pub fn job_config(settings: &Settings, ram: &Ram) -> Result<JobConfig, String> {
     if let Some(path) = &stats {
         check_stats(path).map_err(|why| format!("{}: {why}", settings.spelling("stats")))?;
     }
+    let enabled = settings.yes_no("enabled").unwrap_or(true);
+    let swap = swap(settings, ram)?;
+    if !enabled && swap == SwapConfig::None {
+        let (enabled, no_swap) = (settings.spelling("enabled"), settings.spelling("no-swap"));
+        return Err(format!("{enabled} N with {no_swap} leaves pages nowhere to go; leave one of them out"));
+    }
     Ok(JobConfig {
         memory_max,
         memory_high,
         max_pool,
         accept_threshold_percent: settings.percent("accept-threshold-percent").unwrap_or(ACCEPT_THRESHOLD_PERCENT),
         compressor: settings.codec("compressor").unwrap_or_default(),
-        swap: swap(settings, ram)?,
+        zpool: settings.zpool("zpool").unwrap_or_default(),
+        enabled,
+        shrinker_enabled: settings.yes_no("shrinker-enabled").unwrap_or(true),
+        swap,
         stats,
         quiet: settings.switch("quiet"),
         require: settings.switch("require"),
@@ -176,7 +185,7 @@ mod tests {
     use super::*;
     use crate::flags;
     use crate::ram::Limit;
-    use uzswap_engine::Compressor;
+    use uzswap_engine::{Compressor, Zpool};
 
     fn config(arguments: &[&str], ram: &Ram) -> Result<JobConfig, String> {
         let line = [&["uzswap", "run"], arguments, &["--", "true"]].concat();
@@ -195,6 +204,15 @@ mod tests {
         assert_eq!((job.memory_max, job.memory_high, job.max_pool), (Some(256 << 20), None, 2 << 30));
         assert_eq!((job.accept_threshold_percent, job.compressor), (90, Compressor::Lz4));
         assert_eq!(job.swap, SwapConfig::File { path: None, size: None });
+        assert_eq!((job.enabled, job.shrinker_enabled, job.zpool), (true, true, Zpool::Zsmalloc));
+    }
+
+    #[test]
+    fn pages_must_have_somewhere_to_go() {
+        let ram = limited(1 << 30);
+        assert!(config(&["--enabled", "N"], &ram).is_ok_and(|job| !job.enabled));
+        let nowhere = config(&["--enabled", "N", "--no-swap"], &ram).unwrap_err();
+        assert!(nowhere.contains("--enabled N with --no-swap"), "{nowhere}");
     }
 
     #[test]

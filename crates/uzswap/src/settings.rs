@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 
 use clap::ArgMatches;
 use clap::parser::ValueSource;
-use uzswap_engine::Compressor;
+use uzswap_engine::{Compressor, Zpool};
 
 use crate::flags::{EXCLUSIVE, Flag, Kind, RUN, Value};
 use crate::size::Amount;
@@ -66,6 +66,16 @@ impl Settings {
     /// A codec.
     pub fn codec(&self, name: &str) -> Option<Compressor> {
         self.get(name, |value| if let Value::Codec(codec) = value { Some(*codec) } else { None })
+    }
+
+    /// An allocator.
+    pub fn zpool(&self, name: &str) -> Option<Zpool> {
+        self.get(name, |value| if let Value::Zpool(zpool) = value { Some(*zpool) } else { None })
+    }
+
+    /// Yes or no.
+    pub fn yes_no(&self, name: &str) -> Option<bool> {
+        self.get(name, |value| if let Value::YesNo(yes) = value { Some(*yes) } else { None })
     }
 
     /// A file.
@@ -153,7 +163,7 @@ fn parse_file(path: &Path, text: &str) -> Result<Layer, String> {
             return Err(format!("unknown key '{key}' in {}; known are {known}", path.display()));
         };
         let text = match (value, flag.kind) {
-            (toml::Value::Boolean(on), Kind::Switch) => on.to_string(),
+            (toml::Value::Boolean(on), Kind::Switch | Kind::YesNo) => on.to_string(),
             (toml::Value::Integer(number), Kind::Size | Kind::Percent(..)) => number.to_string(),
             (toml::Value::String(text), kind) if kind != Kind::Switch => text.clone(),
             (other, _) => {
@@ -245,11 +255,13 @@ mod tests {
 
     #[test]
     fn files_take_the_types_that_fit() {
-        let text = "memory-max = \"1.5G\"\nmax-pool = 65536\naccept-threshold-percent = 80\nquiet = true\n";
+        let text =
+            "memory-max = \"1.5G\"\nmax-pool = 65536\naccept-threshold-percent = 80\nquiet = true\nenabled = false\n";
         let (_, values) = parse_file(Path::new("f"), text).expect("parse");
         assert_eq!(values["max-pool"], Value::Size(Amount::Bytes(65536)));
         assert_eq!(values["accept-threshold-percent"], Value::Percent(80));
         assert_eq!(values["quiet"], Value::Switch(true));
+        assert_eq!(values["enabled"], Value::YesNo(false));
     }
 
     #[test]
@@ -260,7 +272,7 @@ mod tests {
             ("quiet = 1", "quiet in f: a value of type integer"),
             ("memory-max = true", "memory-max in f: a value of type boolean"),
             ("memory-max = -1", "memory-max in f: '-1' is negative"),
-            ("compressor = \"snappy\"", "known are lz4"),
+            ("compressor = \"snappy\"", "there are lz4"),
             ("quiet = true\nmemory-max = ", "f line 2 is not TOML"),
         ] {
             let error = parse_file(Path::new("f"), text).expect_err(text);

@@ -310,7 +310,8 @@ impl Pager {
             let sequences: Vec<u32> = run.iter().filter(|(_, page)| page.is_some()).map(|(s, _)| *s).collect();
             let (stored, refused) = with_buffer(sequences.len(), |data| {
                 read_pages(&worker, &sequences, data.as_flattened_mut())?;
-                io::Result::Ok(self.store_pages(space, &sequences, data))
+                let homes = self.homes(&worker, &sequences);
+                io::Result::Ok(self.store_pages(space, &sequences, &homes, data))
             })?;
             progress.stored += stored;
             progress.refused += refused;
@@ -330,8 +331,9 @@ impl Pager {
     }
 
     /// Gives pages to the engine; gives how many it took and how many it refused.
-    fn store_pages(&self, space: &Space, sequences: &[u32], data: &[Page]) -> (usize, usize) {
-        let slots: Vec<Option<Slot>> = data.iter().map(|page| self.engine.swap_out(page, Home::ROOT).ok()).collect();
+    fn store_pages(&self, space: &Space, sequences: &[u32], homes: &[Home], data: &[Page]) -> (usize, usize) {
+        let slots: Vec<Option<Slot>> =
+            data.iter().zip(homes).map(|(page, &home)| self.engine.swap_out(page, home).ok()).collect();
         let (mut stored, mut refused) = (0, 0);
         let mut state = space.lock();
         for ((&sequence, slot), data) in sequences.iter().zip(slots).zip(data) {

@@ -11,7 +11,7 @@ use std::io;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Instant;
 
-use uzswap_engine::{Home, LoadError, PAGE_SIZE, Page, Slot};
+use uzswap_engine::{LoadError, PAGE_SIZE, Page, Slot};
 
 use crate::PAGE;
 use crate::epoch::{self, Change, Event};
@@ -159,8 +159,9 @@ impl Pager {
             let sequences: Vec<u32> = group.iter().map(|&(sequence, _)| sequence).collect();
             let read = with_buffer(group.len(), |data| {
                 read_pages(&worker, &sequences, data.as_flattened_mut())?;
-                for (&(sequence, page), data) in group.iter().zip(data.iter()) {
-                    if let Ok(slot) = self.engine.swap_out(data, Home::ROOT) {
+                let homes = self.homes(&worker, &sequences);
+                for ((&(sequence, page), &home), data) in group.iter().zip(&homes).zip(data.iter()) {
+                    if let Ok(slot) = self.engine.swap_out(data, home) {
                         state.staging.clear(sequence);
                         state.table.set(page, PageState::Stored(slot));
                     } else if child.copy(page, data).1.is_some_and(|error| error != FillError::Exists) {

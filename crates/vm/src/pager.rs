@@ -22,7 +22,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
 use parking_lot::Mutex;
-use uzswap_engine::{PAGE_SIZE, Page, Zswap};
+use uzswap_engine::{Home, PAGE_SIZE, Page, Zswap};
 use uzswap_proto::{STAGING_PAGES, kind};
 
 use crate::evict::WORKER_PATIENCE;
@@ -82,6 +82,7 @@ pub struct Pager {
     pub(crate) host: Arc<dyn Host>,
     epoll: Epoll,
     registry: Mutex<Registry>,
+    several_nodes: bool,
     /// Counters.
     pub counters: Counters,
 }
@@ -104,7 +105,8 @@ impl Pager {
     /// A pager that keeps evicted pages in `engine`.
     pub fn new(engine: Arc<Zswap>, host: Arc<dyn Host>) -> io::Result<Pager> {
         let epoll = Epoll::new()?;
-        Ok(Pager { engine, host, epoll, registry: Mutex::default(), counters: Counters::default() })
+        let several_nodes = process::memory_nodes() > 1;
+        Ok(Pager { engine, host, epoll, registry: Mutex::default(), several_nodes, counters: Counters::default() })
     }
 
     /// Every address space.
@@ -198,6 +200,7 @@ impl Pager {
             }
         }
     }
+
     /// The worker's beacon was seen in `space`.
     pub(crate) fn beacon_seen(&self, tid: u32, space: &Space) {
         self.registry.lock().beacons.insert(tid, space.id);
@@ -231,6 +234,19 @@ impl Pager {
             }
         }
         dead
+    }
+
+    /// The group that staged pages belong to, and the node that the memory of each is on.
+    pub(crate) fn homes(&self, worker: &Worker, sequences: &[u32]) -> Vec<Home> {
+        let mut homes = vec![Home::ROOT; sequences.len()];
+        if self.several_nodes {
+            let pages: Vec<u64> = sequences.iter().map(|&sequence| worker.staging_page(sequence)).collect();
+            // A page that has just been rescued is on no node, and is not stored either.
+            for (home, node) in homes.iter_mut().zip(process::nodes_of(worker.pid, &pages).unwrap_or_default()) {
+                home.node = node;
+            }
+        }
+        homes
     }
 
     /// Tells the worker of `space` that its program has ended or turned to another.

@@ -10,6 +10,7 @@ pub mod file;
 pub mod job;
 pub mod link;
 pub mod memory;
+pub mod pressure;
 pub mod process;
 pub mod thread;
 pub mod uffd;

@@ -37,6 +37,24 @@ pub fn read_memory(pid: i32, from: &[Range], buffer: &mut [u8]) -> io::Result<us
     Ok(done)
 }
 
+/// The NUMA node of each page of process `pid`; an error if one is not there.
+pub fn nodes_of(pid: i32, pages: &[u64]) -> io::Result<Vec<u8>> {
+    let mut nodes = vec![-libc::ENOENT; pages.len()];
+    // SAFETY: as many addresses as results; no nodes to move to, so that nothing moves.
+    let result =
+        unsafe { libc::syscall(libc::SYS_move_pages, pid, pages.len(), pages.as_ptr(), 0, nodes.as_mut_ptr(), 0) };
+    super::check(result as libc::c_int)?;
+    nodes.into_iter().map(|node| u8::try_from(node).map_err(|_| io::ErrorKind::NotFound.into())).collect()
+}
+
+/// How many NUMA nodes have memory: the highest number, plus one.
+pub fn memory_nodes() -> usize {
+    // A list of ranges, such as `0` or `0-1,3`. A kernel without NUMA has no such file.
+    let text = std::fs::read_to_string("/sys/devices/system/node/has_memory").unwrap_or_default();
+    let numbers = text.trim().split([',', '-']).filter_map(|number| number.parse::<usize>().ok());
+    numbers.max().map_or(1, |highest| highest + 1)
+}
+
 /// A handle on a process that is not fooled by its number being used again.
 #[derive(Debug)]
 pub struct PidFd(OwnedFd);
@@ -174,5 +192,19 @@ impl Pagemap {
     /// Whether nothing is mapped at `page`, neither in memory nor in the kernel's swap.
     pub fn is_absent(&self, page: u64) -> io::Result<bool> {
         Ok(self.word(page)? >> 62 == 0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_kernel_tells_the_node_of_a_page_that_is_there() {
+        let memory = vec![1u8; 2 * PAGE as usize];
+        let page = (memory.as_ptr() as u64).next_multiple_of(PAGE);
+        let nodes = nodes_of(std::process::id() as i32, &[page]).unwrap();
+        assert!(usize::from(nodes[0]) < memory_nodes());
+        assert!(nodes_of(std::process::id() as i32, &[0]).is_err(), "nothing is there");
     }
 }
