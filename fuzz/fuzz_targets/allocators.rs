@@ -29,10 +29,42 @@ enum Step {
 #[derive(Clone)]
 struct Limited(Arc<AtomicUsize>);
 
+impl Limited {
+    fn spend(&self, pages: usize) -> bool {
+        self.0.fetch_update(Relaxed, Relaxed, |left| left.checked_sub(pages)).is_ok()
+    }
+}
+
+struct LimitedRun {
+    run: <HeapSource as PageSource>::Run,
+    memory: Limited,
+}
+
 impl PageSource for Limited {
-    fn take(&self, pages: usize) -> Option<Box<dyn PageRun>> {
-        self.0.fetch_update(Relaxed, Relaxed, |left| left.checked_sub(pages)).ok()?;
-        HeapSource.take(pages)
+    type Run = LimitedRun;
+
+    fn take(&self, most: usize) -> Option<LimitedRun> {
+        let run = if self.spend(1) { HeapSource.take(most) } else { None };
+        run.map(|run| LimitedRun { run, memory: self.clone() })
+    }
+}
+
+impl PageRun for LimitedRun {
+    fn resize(&mut self, pages: usize) -> bool {
+        let before = self.run.as_ref().len() / PAGE_SIZE;
+        self.memory.spend(pages.saturating_sub(before)) && self.run.resize(pages)
+    }
+}
+
+impl AsRef<[u8]> for LimitedRun {
+    fn as_ref(&self) -> &[u8] {
+        self.run.as_ref()
+    }
+}
+
+impl AsMut<[u8]> for LimitedRun {
+    fn as_mut(&mut self) -> &mut [u8] {
+        self.run.as_mut()
     }
 }
 

@@ -319,7 +319,7 @@ fuzz_target!(|input: Input| {
         ..Config::default()
     };
     let swap = input.swap.then(|| Box::new(File::default()) as Box<dyn SwapFile>);
-    let zswap = Zswap::new(config, swap, Box::new(HeapSource));
+    let zswap = Zswap::new(config, swap, HeapSource);
     let root = Known { group: Group::ROOT, parent: 0, removed: false, writeback: true, zswap_max: None };
     let mut machine = Machine { zswap, groups: vec![root], owned: Vec::new(), enabled: true };
     for step in input.steps {

@@ -205,7 +205,7 @@ impl Job {
 fuzz_target!(|steps: Vec<Step>| {
     let file = File::default();
     let config = Config { swap_limit_bytes: Some(200 * PAGE_SIZE as u64), ..Config::default() };
-    let zswap = Zswap::new(config, Some(Box::new(file.clone())), Box::new(HeapSource));
+    let zswap = Zswap::new(config, Some(Box::new(file.clone())), HeapSource);
     let mut job = Job { zswap, file, owned: Vec::new() };
     steps.into_iter().for_each(|step| job.step(step));
     job.zswap.check_valid();

@@ -49,7 +49,7 @@ fn engine(config: Config) -> (Zswap, Arc<File>) {
     let file = OpenOptions::new().read(true).write(true).create_new(true).open(&path).expect("a swap file");
     fs::remove_file(path).expect("it was just made");
     let file = Arc::new(file);
-    (Zswap::new(config, Some(Box::new(Disk(file.clone()))), Box::new(HeapSource)), file)
+    (Zswap::new(config, Some(Box::new(Disk(file.clone()))), HeapSource), file)
 }
 
 fn store(zswap: &Zswap, pages: &[Page]) -> Vec<Slot> {

@@ -35,7 +35,7 @@ fn flatten(words: [[u8; 8]; PAGE_SIZE / 8]) -> Page {
 fn zswap(compressor: &str, swap: Option<Box<dyn SwapFile>>) -> Zswap {
     let compressor: Compressor = compressor.parse().expect("a known compressor");
     let config = Config { compressor, ..Config::default() };
-    Zswap::new(config, swap, Box::new(HeapSource))
+    Zswap::new(config, swap, HeapSource)
 }
 
 fn store_all(zswap: &Zswap, pages: &[Page]) -> Vec<Slot> {

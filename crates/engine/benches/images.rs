@@ -2,29 +2,115 @@
 //!
 //! Prints four tables: store and load beside the codec alone; two threads beside one; ten million entries beside ten
 //! thousand; and what a byte of memory holds.
-//! With `--quick` it looks at a quarter of the pages, three times instead of nine.
+//! With `--quick` it looks at a quarter of the pages, three times instead of nine; with `--codec`, `--threads`, `--entries` or
+//! `--capacity` it prints that table.
+//!
+//! 1. The pool's memory was touched before, and is used again without going through the heap: what the system asks for a fresh
+//!    page is more than most of what is measured here, and neither the codec's nor the engine's (see `Warm`).
+//! 2. What belongs to the caller is ready before the clock starts: threads, the codecs' contexts, the slots to be loaded.
+//! 3. The codec alone compresses each page into a place of its own, as long as it needs; the places follow each other in any
+//!    order, as those do that have come free in a pool. Pages are loaded in another order, as those are that are faulted on, by
+//!    it and by the engine. In the order of memory the processor reads and writes ahead, and one would measure that.
+//! 4. One thread's time is that which it had on the processor; only that of two is by the clock, beside what two can do that
+//!    share nothing.
 
 mod memory;
 
 use memory::{Image, images, median, time};
+use std::fs;
 use std::hint::black_box;
-use std::sync::Barrier;
-use std::time::{Duration, Instant};
-use uzswap_engine::{Compressor, Config, HeapSource, Home, PAGE_SIZE, Page, Slot, Zswap};
+use std::sync::{Barrier, Mutex};
+use std::time::Duration;
+use uzswap_engine::{
+    Compressor, Config, Home, MAX_ZSPAGE_PAGES, PAGE_SIZE, Page, PageRun, PageSource, Policy, Slot, Zswap,
+};
 
 fn main() {
-    let quick = std::env::args().any(|argument| argument == "--quick");
+    let given = |name: &str| std::env::args().any(|argument| argument == name);
+    let quick = given("--quick");
     let (pages, rounds) = if quick { (1024, 3) } else { (4096, 9) };
+    let all = !["--codec", "--threads", "--entries", "--capacity"].into_iter().any(given);
     let images = images(pages);
-    against_the_codec(&images, rounds);
-    two_threads(&images, rounds);
-    many_entries(if quick { 1_000_000 } else { 10_000_000 }, rounds);
-    capacity(&images);
+    if all || given("--codec") {
+        against_the_codec(&images, rounds);
+    }
+    if all || given("--threads") {
+        two_threads(&images, rounds);
+    }
+    if all || given("--entries") {
+        many_entries(&images[1], if quick { 1_000_000 } else { 10_000_000 }, 5 * rounds);
+    }
+    if all || given("--capacity") {
+        capacity(&images);
+    }
+}
+
+/// Memory that is kept when it is given back, for all engines.
+struct Warm;
+
+struct Places {
+    /// Memory that was never in a run.
+    fresh: &'static mut [u8],
+    /// Places that were, by their pages.
+    kept: [Vec<&'static mut [u8]>; MAX_ZSPAGE_PAGES + 1],
+}
+
+static WARM: Mutex<Places> = Mutex::new(Places { fresh: &mut [], kept: [const { Vec::new() }; MAX_ZSPAGE_PAGES + 1] });
+
+struct WarmRun {
+    place: &'static mut [u8],
+    bytes: usize,
+}
+
+impl PageSource for Warm {
+    type Run = WarmRun;
+
+    fn take(&self, most: usize) -> Option<WarmRun> {
+        let Places { fresh, kept } = &mut *WARM.lock().expect("nobody panics");
+        let place = kept[most].pop().unwrap_or_else(|| {
+            if fresh.len() < most * PAGE_SIZE {
+                // Zeros from the heap may be pages that were never touched; ones are not.
+                let memory = vec![1; 64 << 20].leak();
+                let start = memory.as_ptr().align_offset(PAGE_SIZE);
+                *fresh = &mut memory[start..];
+            }
+            let (place, rest) = std::mem::take(fresh).split_at_mut(most * PAGE_SIZE);
+            *fresh = rest;
+            place
+        });
+        Some(WarmRun { place, bytes: PAGE_SIZE })
+    }
+}
+
+impl PageRun for WarmRun {
+    fn resize(&mut self, pages: usize) -> bool {
+        self.bytes = pages * PAGE_SIZE;
+        true
+    }
+}
+
+impl AsRef<[u8]> for WarmRun {
+    fn as_ref(&self) -> &[u8] {
+        &self.place[..self.bytes]
+    }
+}
+
+impl AsMut<[u8]> for WarmRun {
+    fn as_mut(&mut self) -> &mut [u8] {
+        &mut self.place[..self.bytes]
+    }
+}
+
+impl Drop for WarmRun {
+    fn drop(&mut self) {
+        let place = std::mem::take(&mut self.place);
+        WARM.lock().expect("nobody panics").kept[place.len() / PAGE_SIZE].push(place);
+    }
 }
 
 fn zswap(compressor: Compressor) -> Zswap {
     let config = Config { compressor, ..Config::default() };
-    Zswap::new(config, None, Box::new(HeapSource))
+    Zswap::new(config, None, Warm)
 }
 
 fn store(zswap: &Zswap, pages: &[Page]) -> Vec<Slot> {
@@ -38,6 +124,22 @@ fn load(zswap: &Zswap, slots: &[Slot]) {
         black_box(&page);
         zswap.invalidate(slot);
     }
+}
+
+/// What this thread has had of the processor: what others do on the machine does not count.
+fn processor_time() -> Duration {
+    // The kernel brings the figure up to date when it looks for another thread to run.
+    std::thread::yield_now();
+    let times = fs::read_to_string("/proc/thread-self/schedstat").expect("Linux counts the time of threads");
+    let nanoseconds = times.split_ascii_whitespace().next().and_then(|time| time.parse().ok());
+    Duration::from_nanos(nanoseconds.expect("a number"))
+}
+
+/// What this thread has spent on the processor for some work.
+fn spent<T>(work: impl FnOnce() -> T) -> (Duration, T) {
+    let start = processor_time();
+    let result = work();
+    (processor_time() - start, result)
 }
 
 /// The codec as the engine calls it, without the engine.
@@ -78,28 +180,53 @@ impl Bare {
 /// lzo-rle is our own: there is no other to compare it with.
 const CODECS: [Compressor; 3] = [Compressor::Lz4, Compressor::Zstd, Compressor::Deflate];
 
+/// The numbers below `count`, in an order that `seed` decides.
+fn shuffled(count: usize, seed: u64) -> Vec<usize> {
+    let mut order: Vec<usize> = (0..count).collect();
+    let mut random = Random(seed);
+    for last in (1..count).rev() {
+        order.swap(last, random.below(last + 1));
+    }
+    order
+}
+
 fn against_the_codec(images: &[Image], rounds: usize) {
     println!("microseconds a page     codec   store          added    codec    load          added");
     for compressor in CODECS {
         for image in images {
             let pages = &image.pages;
             let (zswap, mut bare) = (zswap(compressor), Bare::new(compressor));
-            let (mut buffer, mut page) = (vec![0; 2 * PAGE_SIZE], [0; PAGE_SIZE]);
-            let packed: Vec<Vec<u8>> = (pages.iter())
-                .map(|page| {
-                    let length = bare.compress(page, &mut buffer);
-                    buffer[..length].to_vec()
-                })
-                .collect();
+            let (mut memory, mut page) = (vec![1; (pages.len() + 1) * 2 * PAGE_SIZE], [0; PAGE_SIZE]);
+            let lengths: Vec<usize> = pages.iter().map(|page| bare.compress(page, &mut memory)).collect();
+            let (mut places, mut end) = (vec![0; pages.len()], 0);
+            for number in shuffled(pages.len(), 1) {
+                // Codecs write some bytes behind their output, where they have room.
+                places[number] = end;
+                end += lengths[number] + 64;
+            }
+            let order = shuffled(pages.len(), 2);
             // So that the tables have grown before they are measured.
             load(&zswap, &store(&zswap, pages));
             let mut times: [Vec<Duration>; 4] = Default::default();
             for _ in 0..rounds {
-                times[0].push(time(|| pages.iter().map(|page| bare.compress(page, &mut buffer)).sum::<usize>()).0);
-                let (stored, slots) = time(|| store(&zswap, pages));
-                times[1].push(stored);
-                times[2].push(time(|| packed.iter().for_each(|data| bare.decompress(black_box(data), &mut page))).0);
-                times[3].push(time(|| load(&zswap, &slots)).0);
+                let (compressed, ()) = spent(|| {
+                    for (number, page) in pages.iter().enumerate() {
+                        bare.compress(page, &mut memory[places[number]..][..2 * PAGE_SIZE]);
+                    }
+                });
+                let (stored, slots) = spent(|| store(&zswap, pages));
+                let (decompressed, ()) = spent(|| {
+                    for &number in &order {
+                        bare.decompress(&memory[places[number]..][..lengths[number]], &mut page);
+                        black_box(&page);
+                    }
+                });
+                assert_eq!(pages[order[pages.len() - 1]], page, "the codec alone returns what it was given");
+                let slots: Vec<Slot> = order.iter().map(|&number| slots[number]).collect();
+                let (loaded, ()) = spent(|| load(&zswap, &slots));
+                for (times, time) in times.iter_mut().zip([compressed, stored, decompressed, loaded]) {
+                    times.push(time);
+                }
             }
             let [compress, stored, decompress, loaded] = times.map(|times| median(times, pages.len()));
             let added = |bare: f64, ours: f64| format!("{:+.2} ({:+.0} %)", ours - bare, (ours / bare - 1.0) * 100.0);
@@ -114,64 +241,105 @@ fn against_the_codec(images: &[Image], rounds: usize) {
     }
 }
 
+/// Time that it takes all of the engines' threads, one each, to store and load `pages`: by the clock, and all threads' on
+/// the processor.
+fn together(engines: &[&Zswap], pages: &[Page]) -> (Duration, Duration) {
+    let start = Barrier::new(engines.len() + 1);
+    let work = |zswap: &Zswap| {
+        // The codec's contexts are the thread's.
+        load(zswap, &store(zswap, &pages[..64]));
+        start.wait();
+        spent(|| load(zswap, &store(zswap, pages))).0
+    };
+    std::thread::scope(|scope| {
+        let threads: Vec<_> = engines.iter().map(|zswap| scope.spawn(|| work(zswap))).collect();
+        start.wait();
+        time(|| threads.into_iter().map(|thread| thread.join().expect("nobody panics")).sum())
+    })
+}
+
+/// On one engine, and on one each: that is what the machine can do; and on one that counts under a lock who is in a pool. The
+/// last column is what the processors had to do for a
+/// page of one thread, divided by what they had to do for one of two that share an engine: it counts no waiting, but does not
+/// depend on who else is on the machine.
 fn two_threads(images: &[Image], rounds: usize) {
-    println!("\nthroughput of two threads, one thread's being 1");
+    println!("\nthroughput of two threads, one thread's being 1   together     apart    locked   processor");
     let pages = &images[1].pages;
     for compressor in CODECS {
-        let zswap = zswap(compressor);
-        let run = |threads: usize| {
-            let start = Barrier::new(threads + 1);
-            std::thread::scope(|scope| {
-                for _ in 0..threads {
-                    scope.spawn(|| {
-                        start.wait();
-                        load(&zswap, &store(&zswap, pages));
-                    });
+        let (zswap, other) = (zswap(compressor), zswap(compressor));
+        let config = Config { compressor, policy: Policy::LockedPoolReference, ..Config::default() };
+        let locked = Zswap::new(config, None, Warm);
+        let mut times: [Vec<Duration>; 4] = Default::default();
+        let mut processor: [Vec<Duration>; 2] = Default::default();
+        for _ in 0..rounds {
+            for (which, engines) in
+                [&[&zswap][..], &[&zswap, &zswap], &[&zswap, &other], &[&locked, &locked]].into_iter().enumerate()
+            {
+                let (clock, spent) = together(engines, pages);
+                times[which].push(clock);
+                if let Some(processor) = processor.get_mut(which) {
+                    processor.push(spent);
                 }
-                start.wait();
-                Instant::now()
-            })
-            .elapsed()
-        };
-        let (one, two): (Vec<Duration>, Vec<Duration>) = (0..rounds).map(|_| (run(1), run(2))).unzip();
-        println!("{:<8}{:>6.2}", compressor.name(), 2.0 * median(one, 1) / median(two, 1));
+            }
+        }
+        let [one, two, apart, held] = times.map(|times| median(times, 1));
+        let [alone, shared] = processor.map(|times| median(times, 1));
+        let name = compressor.name();
+        let times = [two, apart, held].map(|time| format!("{:>10.2}", 2.0 * one / time)).concat();
+        println!("{name:<48}{times}{:>12.2}", 2.0 * alone / shared);
+    }
+}
+
+struct Random(u64);
+
+impl Random {
+    /// A number below `end`.
+    fn below(&mut self, end: usize) -> usize {
+        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (self.0 >> 33) as usize % end
     }
 }
 
 /// A page that hardly takes room, and is like no other.
-fn small(number: u64) -> Page {
+fn small(number: usize) -> Page {
     let mut page = [0; PAGE_SIZE];
-    page[..8].copy_from_slice(&number.wrapping_mul(0x9e37_79b9_7f4a_7c15).to_le_bytes());
+    page[..8].copy_from_slice(&(number as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15).to_le_bytes());
     page
 }
 
-fn many_entries(many: usize, rounds: usize) {
+fn many_entries(heap: &Image, many: usize, rounds: usize) {
     const FEW: usize = 10_000;
     println!("\nmicroseconds to load, give up and store anew an entry chosen at random");
-    let mut costs = Vec::new();
-    for entries in [FEW, many] {
-        let zswap = zswap(Compressor::Lz4);
-        let mut slots: Vec<Slot> =
-            (0..entries as u64).map(|n| zswap.swap_out(&small(n), Home::ROOT).expect("room")).collect();
-        let mut random = 1u64;
-        let mut page = [0; PAGE_SIZE];
-        let times = (0..rounds).map(|_| {
-            time(|| {
-                for _ in 0..FEW {
-                    random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-                    let slot = &mut slots[(random >> 33) as usize % entries];
-                    zswap.load(*slot, &mut page).expect("as stored");
-                    zswap.invalidate(*slot);
-                    *slot = zswap.swap_out(&page, Home::ROOT).expect("room");
-                }
-            })
-            .0
-        });
-        costs.push(median(times.collect(), FEW));
-        let metadata = zswap.metadata_bytes() as f64 / entries as f64;
-        println!("{entries:>10} entries{:>8.2}{metadata:>8.1} bytes of metadata each", costs[costs.len() - 1]);
+    println!("{:<26}{:>10}{:>12}{:>8}", "", format!("{FEW}"), format!("{many}"), "ratio");
+    let ours = |number: usize| heap.pages[number % heap.pages.len()];
+    for (name, page_of) in [(heap.name, &ours as &dyn Fn(usize) -> Page), ("8 bytes and zeros", &small)] {
+        let costs = [FEW, many].map(|entries| exchange(entries, page_of, rounds));
+        println!("lz4     {name:<18}{:>10.2}{:>12.2}{:>8.2}", costs[0].0, costs[1].0, costs[1].0 / costs[0].0);
+        println!("{:<26}{:>10.1}{:>12.1}", "  bytes of metadata each", costs[0].1, costs[1].1);
     }
-    println!("ratio{:>22.2}", costs[1] / costs[0]);
+}
+
+/// What it costs to load one of so many entries and to store it again, and the metadata of each.
+fn exchange(entries: usize, page_of: &dyn Fn(usize) -> Page, rounds: usize) -> (f64, f64) {
+    const DRAWN: usize = 10_000;
+    let zswap = zswap(Compressor::Lz4);
+    let mut slots: Vec<Slot> =
+        (0..entries).map(|number| zswap.swap_out(&page_of(number), Home::ROOT).expect("room")).collect();
+    let (mut random, mut page) = (Random(1), [0; PAGE_SIZE]);
+    let times = (0..rounds).map(|_| {
+        // A program's page table is not the engine's: who loads has the slot at hand. Each is drawn once.
+        let mut drawn: Vec<Slot> = (0..DRAWN).map(|_| slots.swap_remove(random.below(slots.len()))).collect();
+        let (time, ()) = spent(|| {
+            for slot in &mut drawn {
+                zswap.load(*slot, &mut page).expect("as stored");
+                zswap.invalidate(*slot);
+                *slot = zswap.swap_out(&page, Home::ROOT).expect("room");
+            }
+        });
+        slots.extend(drawn);
+        time
+    });
+    (median(times.collect(), DRAWN), zswap.metadata_bytes() as f64 / entries as f64)
 }
 
 /// Of 256 MiB of pages: in a small pool the size classes' last zspages, half empty, would weigh more than the rest.

@@ -4,6 +4,8 @@
 //!    no memory after a codec's first use on a thread.
 //! 2. LZ4 is the C library, which is faster than its ports to Rust; lzo-rle is our own, for want of a free one.
 //! 3. Bytes are copied out of the pool into the scratch under the pool's lock and decompressed after it is dropped.
+//! 4. The buffer has room for the worst that a codec makes of a page. A codec that need not look for the end of its output is
+//!    faster; what has come out too long is refused afterwards.
 
 use crate::names::{UnknownName, named};
 use crate::{PAGE_SIZE, Page, lzo};
@@ -13,6 +15,8 @@ use std::str::FromStr;
 
 const ZSTD_LEVEL: i32 = 1;
 const DEFLATE_LEVEL: i32 = 1;
+/// No codec makes as much of a page.
+const ROOM: usize = 2 * PAGE_SIZE;
 
 /// A codec, by its kernel name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
@@ -64,7 +68,7 @@ pub(crate) struct CodecError;
 /// One thread's contexts and buffers.
 pub(crate) struct Scratch {
     /// Compressed bytes, or a page on its way to disk.
-    pub buffer: Box<Page>,
+    pub buffer: Box<[u8; ROOM]>,
     codecs: Codecs,
 }
 
@@ -87,7 +91,7 @@ struct Deflate {
 
 crate::sync::thread_local! {
     static SCRATCH: RefCell<Scratch> =
-        RefCell::new(Scratch { buffer: Box::new([0; PAGE_SIZE]), codecs: Codecs::default() });
+        RefCell::new(Scratch { buffer: Box::new([0; ROOM]), codecs: Codecs::default() });
 }
 
 /// Runs `work` with this thread's scratch; not to be nested.
@@ -98,8 +102,8 @@ pub(crate) fn with_scratch<R>(work: impl FnOnce(&mut Scratch) -> R) -> R {
 impl Scratch {
     /// Compresses a page into the buffer and returns the length: at most `limit`, None if it takes more.
     pub fn compress(&mut self, compressor: Compressor, page: &Page, limit: usize) -> Result<Option<usize>, CodecError> {
-        let output = &mut self.buffer[..limit];
-        Ok(match compressor {
+        let output = self.buffer.as_mut_slice();
+        let length = match compressor {
             Compressor::Lz4 => lz4::block::compress_to_buffer(page, None, false, output).ok(),
             Compressor::LzoRle => {
                 let positions = self.codecs.lzo.get_or_insert_with(|| Box::new([0; lzo::POSITIONS]));
@@ -107,7 +111,8 @@ impl Scratch {
             }
             Compressor::Zstd => self.codecs.zstd()?.compressor.compress_to_buffer(page, output).ok(),
             Compressor::Deflate => self.codecs.deflate().compressor.deflate_compress(page, output).ok(),
-        })
+        };
+        Ok(length.filter(|length| *length <= limit))
     }
 
     /// Decompresses the buffer's first `length` bytes; a whole page of them is the page itself.

@@ -12,82 +12,94 @@ use crate::zswap::Zswap;
 impl Zswap {
     /// How many bytes have to be freed before stores are accepted again; None if they are accepted.
     pub fn shrink_needed(&self) -> Option<u64> {
-        Some(self.state.lock().shrink_needed()).filter(|bytes| *bytes > 0)
+        Some(self.shards.any().shrink_needed()).filter(|bytes| *bytes > 0)
     }
 
     /// Switches stores on or off. Switched off, what is stored stays where it is.
     pub fn set_enabled(&self, enabled: bool) {
-        self.state.lock().config.enabled = enabled;
+        self.configure(|state| state.config.enabled = enabled);
     }
 
     /// Switches the pressure-driven shrinker on or off.
     pub fn set_shrinker_enabled(&self, enabled: bool) {
-        self.state.lock().config.shrinker_enabled = enabled;
+        self.configure(|state| state.config.shrinker_enabled = enabled);
     }
 
     /// Sets the codec of new stores. What is stored stays as it is, and readable, in a pool that lives until it is empty.
     pub fn set_compressor(&self, compressor: Compressor) {
-        let state = &mut *self.state.lock();
-        state.config.compressor = compressor;
-        state.pools.choose(PoolId::new(compressor, state.config.zpool));
+        self.configure(|state| {
+            state.config.compressor = compressor;
+            state.pools.choose(PoolId::new(compressor, state.config.zpool));
+        });
     }
 
     /// Sets the allocator of new stores, as [`set_compressor`](Self::set_compressor) the codec.
     pub fn set_zpool(&self, zpool: Zpool) {
-        let state = &mut *self.state.lock();
-        state.config.zpool = zpool;
-        state.pools.choose(PoolId::new(state.config.compressor, zpool));
+        self.configure(|state| {
+            state.config.zpool = zpool;
+            state.pools.choose(PoolId::new(state.config.compressor, zpool));
+        });
     }
 
     /// The pools there are: that of new stores, then those that are not empty yet.
     pub fn pools(&self) -> Vec<(Compressor, Zpool)> {
-        self.state.lock().pools.ids().into_iter().map(|id| (id.compressor(), id.zpool())).collect()
+        let mut ids: Vec<PoolId> = self.shards.all().iter().flat_map(|state| state.pools.ids()).collect();
+        // The current one is the first of each shard.
+        ids[1..].sort_unstable_by_key(|id| id.number());
+        let current = ids[0];
+        ids.dedup();
+        let retired = ids.into_iter().skip(1).filter(|id| *id != current);
+        std::iter::once(current).chain(retired).map(|id| (id.compressor(), id.zpool())).collect()
     }
 
     /// Sets the cap on all pools, in bytes. Pools above the cap shrink only as the shrink worker is run.
     pub fn set_max_pool_bytes(&self, bytes: u64) {
-        self.state.lock().config.max_pool_bytes = bytes;
+        self.configure(|state| state.config.max_pool_bytes = bytes);
     }
 
     /// Sets the accept threshold in percent of the cap. Panics above 100.
     pub fn set_accept_threshold(&self, percent: u8) {
         assert!(percent <= 100, "an accept threshold above 100 percent");
-        self.state.lock().config.accept_threshold_percent = percent;
+        self.configure(|state| state.config.accept_threshold_percent = percent);
     }
 
     /// Bytes of memory that the pools hold, in whole pages; metadata is not in it.
     pub fn pool_bytes(&self) -> u64 {
-        self.state.lock().pool_bytes()
+        self.shards.any().pool_bytes()
     }
 
     /// Bytes of memory for metadata: what has to be known of every page. Grows with the most pages there ever were.
     pub fn metadata_bytes(&self) -> u64 {
-        let state = self.state.lock();
-        (state.slots.table.memory() + state.pools.metadata() + state.space.memory()) as u64
+        let entries: usize = self.shards.each().map(|state| state.slots.memory() + state.pools.metadata()).sum();
+        (entries + self.space.lock().memory()) as u64
     }
 
     /// Moves objects together until no further page can be given back; returns the bytes given back. The
-    /// lock is dropped after each zspage.
+    /// lock is dropped after each page.
     pub fn compact(&self) -> u64 {
         self.compact_while(|_| true)
     }
 
     /// Compacts as long as `wanted` says so.
     pub(crate) fn compact_while(&self, wanted: impl Fn(&State) -> bool) -> u64 {
-        let classes = self.state.lock().pools.classes();
-        let step = |pool, class| {
-            let mut state = self.state.lock();
-            if wanted(&state) { state.pools.compact_step(pool, class) } else { None }
-        };
-        let pages: u64 = classes.map(|(pool, class)| std::iter::from_fn(|| step(pool, class)).sum::<u64>()).sum();
+        let pages: u64 = self.shards.numbers().map(|shard| self.compact_shard(shard, &wanted)).sum();
         pages * PAGE_SIZE as u64
+    }
+
+    fn compact_shard(&self, shard: usize, wanted: &impl Fn(&State) -> bool) -> u64 {
+        let classes = self.shards.shard(shard).pools.classes();
+        let step = |pool, class| {
+            let mut state = self.shards.shard(shard);
+            if wanted(&state) { state.compact_step(pool, class) } else { None }
+        };
+        classes.map(|(pool, class)| std::iter::from_fn(|| step(pool, class)).sum::<u64>()).sum()
     }
 
     /// A snapshot of all counters.
     pub fn counters(&self) -> Counters {
-        let state = self.state.lock();
+        let all = &mut self.shards.all();
         let events = &self.events;
-        let root = *state.groups.counters(crate::groups::ROOT);
+        let root = all.counters(crate::groups::ROOT);
         Counters {
             pool_limit_hit: events.pool_limit_hit.get(),
             reject_reclaim_fail: events.reject_reclaim_fail.get(),
@@ -97,13 +109,13 @@ impl Zswap {
             reject_compress_poor: events.reject_compress_poor.get(),
             decompress_fail: events.decompress_fail.get(),
             written_back_pages: root.zswpwb,
-            pool_total_size: state.pool_bytes(),
+            pool_total_size: all.one().pool_bytes(),
             stored_pages: root.zswapped / PAGE_SIZE as u64,
             stored_incompressible_pages: root.zswap_incomp / PAGE_SIZE as u64,
-            same_filled_pages: state.same_filled,
+            same_filled_pages: all.iter().map(|state| state.same_filled).sum(),
             root,
-            swap_current: state.space.used_bytes(),
-            swapped_pages: state.swapped,
+            swap_current: self.space.lock().used_bytes(),
+            swapped_pages: all.iter().map(|state| state.swapped).sum(),
         }
     }
 
@@ -111,7 +123,8 @@ impl Zswap {
     /// proportion to what is stored, and nobody may be in `swap_out` or `invalidate` meanwhile.
     pub fn check_valid(&self) {
         let _cluster = self.cluster.lock();
-        self.state.lock().check_valid();
+        let mut all = self.shards.all();
+        self.space.lock().check_valid(all.check_valid().into_iter());
         self.references.check_valid();
     }
 }
@@ -123,7 +136,7 @@ impl Zswap {
     /// # Errors
     /// `Gone` if the parent was removed, `TooMany`.
     pub fn create_group(&self, parent: Group) -> Result<Group, GroupError> {
-        self.state.lock().groups.create(parent)
+        self.shards.all().create_group(parent)
     }
 
     /// Removes a group; its entries go to its parent. Takes time in proportion to the number of nodes, not of entries.
@@ -131,8 +144,7 @@ impl Zswap {
     /// # Errors
     /// `HasChildren`, `Root`, or `Gone` if it was removed before.
     pub fn remove_group(&self, group: Group) -> Result<(), GroupError> {
-        let state = &mut *self.state.lock();
-        state.groups.remove(&mut state.slots, group)
+        self.shards.all().remove_group(group)
     }
 
     /// Marks a group as about to be removed: the shrink worker passes it by from now on.
@@ -143,7 +155,7 @@ impl Zswap {
         if group == Group::ROOT {
             return Err(GroupError::Root);
         }
-        self.with_group(group, |state, number| state.groups.set_offline(number))
+        self.change_group(group, |state, number| state.groups.set_offline(number))
     }
 
     /// Sets `memory.zswap.max`: the most compressed bytes of a group and all below it. None: no limit; 0: never store.
@@ -151,7 +163,7 @@ impl Zswap {
     /// # Errors
     /// `Gone` if it was removed.
     pub fn set_zswap_max(&self, group: Group, bytes: Option<u64>) -> Result<(), GroupError> {
-        self.with_group(group, |state, number| state.groups.set_zswap_max(number, bytes))
+        self.change_group(group, |state, number| state.groups.set_zswap_max(number, bytes))
     }
 
     /// Sets `memory.zswap.writeback`: whether pages of a group and of all below it may go to disk. Waits for
@@ -161,7 +173,7 @@ impl Zswap {
     /// `Gone` if it was removed.
     pub fn set_writeback(&self, group: Group, allowed: bool) -> Result<(), GroupError> {
         let (_cluster, _through) = (self.cluster.lock(), self.through.write());
-        self.with_group(group, |state, number| state.groups.set_writeback(number, allowed))
+        self.change_group(group, |state, number| state.groups.set_writeback(number, allowed))
     }
 
     /// What is counted for a group and everything below it.
@@ -169,12 +181,19 @@ impl Zswap {
     /// # Errors
     /// `Gone` if it was removed.
     pub fn group_counters(&self, group: Group) -> Result<GroupCounters, GroupError> {
-        self.with_group(group, |state, number| *state.groups.counters(number))
+        let all = &mut self.shards.all();
+        let number = all.one().groups.find(group).ok_or(GroupError::Gone)?;
+        Ok(all.counters(number))
     }
 
-    fn with_group<R>(&self, group: Group, work: impl FnOnce(&mut State, u16) -> R) -> Result<R, GroupError> {
-        let state = &mut *self.state.lock();
-        let number = state.groups.find(group).ok_or(GroupError::Gone)?;
-        Ok(work(state, number))
+    fn change_group(&self, group: Group, change: impl Fn(&mut State, u16)) -> Result<(), GroupError> {
+        let all = &mut self.shards.all();
+        let number = all.one().groups.find(group).ok_or(GroupError::Gone)?;
+        all.iter_mut().for_each(|state| change(state, number));
+        Ok(())
+    }
+
+    fn configure(&self, change: impl Fn(&mut State)) {
+        self.shards.all().iter_mut().for_each(change);
     }
 }

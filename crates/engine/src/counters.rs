@@ -66,6 +66,24 @@ pub struct GroupCounters {
     pub zswap_max_hit: u64,
 }
 
+impl std::iter::Sum for GroupCounters {
+    fn sum<I: Iterator<Item = GroupCounters>>(counters: I) -> GroupCounters {
+        counters.fold(GroupCounters::default(), |a, b| GroupCounters {
+            zswap: a.zswap + b.zswap,
+            zswapped: a.zswapped + b.zswapped,
+            zswap_incomp: a.zswap_incomp + b.zswap_incomp,
+            zswpin: a.zswpin + b.zswpin,
+            zswpout: a.zswpout + b.zswpout,
+            zswpwb: a.zswpwb + b.zswpwb,
+            pswpin: a.pswpin + b.pswpin,
+            pswpout: a.pswpout + b.pswpout,
+            swpin_zero: a.swpin_zero + b.swpin_zero,
+            swpout_zero: a.swpout_zero + b.swpout_zero,
+            zswap_max_hit: a.zswap_max_hit + b.zswap_max_hit,
+        })
+    }
+}
+
 /// One event, counted by many threads.
 #[derive(Default)]
 pub(crate) struct Event(AtomicU64);

@@ -122,20 +122,20 @@ impl Zswap {
 
     /// Space for up to `pages` pages from `home`, the swap file that it is in, and the codec to use.
     fn space_for(&self, pages: usize, home: Home) -> Result<(&Swap, Run, Compressor), SwapOutError> {
-        let mut state = self.state.lock();
+        let state = self.shards.any();
         let group = state.groups.find(home.group).ok_or(SwapOutError::NoGroup)?;
         if !state.groups.may_write_back(group) {
             return Err(SwapOutError::WritebackForbidden);
         }
         let swap = self.swap.as_ref().ok_or(SwapOutError::NoSpace)?;
         let want = (pages as u32 * PAGE).min(CLUSTER);
-        let run = state.space.allocate(want).ok_or(SwapOutError::NoSpace)?;
+        let run = self.space.lock().allocate(want).ok_or(SwapOutError::NoSpace)?;
         Ok((swap, run, state.config.compressor))
     }
 
     /// A slot for a page that was written to the swap file.
     pub(crate) fn record_written(&self, sealed: Sealed, home: Home) -> Result<Slot, SwapOutError> {
-        let mut state = self.state.lock();
+        let mut state = self.shards.any();
         let group = state.groups.find(home.group).ok_or(SwapOutError::NoGroup)?;
         state.groups.charge(group, |counters| counters.pswpout += 1);
         let slot = state.store_sealed(sealed, group, home.node);
@@ -183,12 +183,12 @@ impl Zswap {
     /// Frees space on disk, and discards in the file the clusters that this has emptied.
     pub(crate) fn free_space(&self, runs: impl IntoIterator<Item = Run>) {
         for run in runs.into_iter().filter(|run| run.len > 0) {
-            let emptied = self.state.lock().space.free(run);
+            let emptied = self.space.lock().free(run);
             if let (Some(emptied), Some(swap)) = (emptied, &self.swap) {
                 // Until `discarded` nobody is given any of this cluster, so the hole cannot hit new data.
                 let (offset, len) = emptied.range();
                 swap.file.discard(offset, len);
-                self.state.lock().space.discarded(emptied);
+                self.space.lock().discarded(emptied);
             }
         }
     }

@@ -79,7 +79,7 @@ impl Zswap {
             slots.push(slot);
         }
         let stored = pages.len() as u64 - zeros;
-        let mut state = self.state.lock();
+        let mut state = self.shards.any();
         let group = state.group(home.group)?;
         state.groups.charge(group, |counters| {
             counters.zswpout += stored;
@@ -141,20 +141,19 @@ impl Zswap {
         for run in on_disk.chunk_by(|(_, x), (_, y)| x.run().end() == y.place) {
             self.read_neighbours(run, pages)?;
         }
-        if !on_disk.is_empty() {
-            let mut state = self.state.lock();
-            on_disk.iter().for_each(|(index, _)| state.count_read(slots[*index]));
+        for slot in on_disk.iter().map(|(index, _)| slots[*index]) {
+            self.shards.of(slot).count_read(slot);
         }
         Ok(origins)
     }
 
     /// What is counted for folios of 2^order pages. Panics above [`MAX_FOLIO_ORDER`].
     pub fn folio_counters(&self, order: usize) -> FolioCounters {
-        self.state.lock().folios[order]
+        self.folios.lock()[order]
     }
 
     fn count_folio(&self, order: usize, count: impl FnOnce(&mut FolioCounters)) {
-        count(&mut self.state.lock().folios[order]);
+        count(&mut self.folios.lock()[order]);
     }
 }
 

@@ -5,13 +5,14 @@
 //! 2. An entry stays charged to the group that stored it, wherever its owner moves.
 //! 3. The entries of a removed group go to its parent, a list at a time. They go on naming the removed group, which forwards
 //!    to its parent; whoever looks an entry's group up makes the entry, and each group passed, name the living one.
-//! 4. A number is given to another group only when nothing names it. Handles carry a generation besides, so one
-//!    that outlives its group is recognised.
+//! 4. A number is given to another group only when nothing names it, in any shard. Handles carry a generation besides, so
+//!    one that outlives its group is recognised.
+//! 5. Each shard has the whole tree, with the counts, the names and the LRUs of its own entries: see `shards`.
 
 use crate::PAGE_SIZE;
 use crate::counters::GroupCounters;
 use crate::lru::Lru;
-use crate::slots::Slots;
+use crate::slots::{Slot, Slots};
 
 /// The number of the root.
 pub(crate) const ROOT: u16 = 0;
@@ -61,8 +62,6 @@ pub enum GroupError {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Life {
-    /// The number waits for a group.
-    Vacant,
     Online,
     /// About to be removed: the shrink worker passes it by.
     Offline,
@@ -97,38 +96,40 @@ pub(crate) enum Scope {
 /// Where a round of visits stands. A number, so that it outlives the group it names.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Cursor {
-    group: u16,
-    node: u8,
+    pub group: u16,
+    pub node: u8,
 }
 
 pub(crate) struct Groups {
     members: Vec<Member>,
-    vacant: Vec<u16>,
-    /// Where the shrink worker stopped.
-    pub cursor: Cursor,
 }
 
 impl Groups {
     pub fn new() -> Groups {
-        let mut groups = Groups { members: Vec::new(), vacant: Vec::new(), cursor: Cursor::default() };
-        groups.members.push(Member::new(ROOT, 0));
-        groups
+        Groups { members: vec![Member::new(ROOT, 0)] }
     }
 
-    pub fn create(&mut self, parent: Group) -> Result<Group, GroupError> {
-        let parent = self.find(parent).ok_or(GroupError::Gone)?;
-        let number = match self.vacant.pop() {
-            Some(number) => number,
-            None => {
-                let number = u16::try_from(self.members.len()).map_err(|_| GroupError::TooMany)?;
-                self.members.push(Member::new(ROOT, 0));
-                number
-            }
-        };
+    /// Numbers there are, in use or not: those below this one.
+    pub fn numbers(&self) -> usize {
+        self.members.len()
+    }
+
+    /// Whether a number's group was removed and nothing names it.
+    pub fn is_vacant(&self, number: u16) -> bool {
+        matches!(self.member(number).life, Life::Forwards(_)) && self.member(number).names == 0
+    }
+
+    /// A group below a living one, of a number that is vacant, or the next.
+    pub fn create(&mut self, parent: u16, number: u16) -> Group {
+        if number as usize == self.members.len() {
+            self.members.push(Member::new(ROOT, 0));
+        } else if let Life::Forwards(to) = self.member(number).life {
+            self.unname(to);
+        }
         let generation = self.member(number).generation.wrapping_add(1);
         *self.member_mut(number) = Member::new(parent, generation);
         self.member_mut(parent).children += 1;
-        Ok(Group { number, generation })
+        Group { number, generation }
     }
 
     /// Removes a group without children; its parent inherits its entries, as the coldest.
@@ -150,7 +151,6 @@ impl Groups {
         let heir = self.member_mut(parent);
         heir.children -= 1;
         heir.names += 1;
-        self.vacate_unnamed(number);
         Ok(())
     }
 
@@ -224,18 +224,14 @@ impl Groups {
         self.path(number).all(|number| self.member(number).writeback)
     }
 
-    /// Bytes by which a group is not below its limit.
-    pub fn above_limit(&self, number: u16) -> u64 {
-        let Member { zswap_max, counters, .. } = self.member(number);
-        zswap_max.map_or(0, |max| (counters.zswap + 1).saturating_sub(max))
+    /// A group's limit in compressed bytes.
+    pub fn zswap_max(&self, number: u16) -> Option<u64> {
+        self.member(number).zswap_max
     }
 
-    /// The first group on the path that has reached its limit, and that limit.
-    pub fn at_limit(&self, number: u16) -> Option<(u16, u64)> {
-        self.path(number).find_map(|number| {
-            let Member { zswap_max, counters, .. } = self.member(number);
-            zswap_max.filter(|max| counters.zswap >= *max).map(|max| (number, max))
-        })
+    /// Whether a group, or one above it, has a limit.
+    pub fn is_limited(&self, number: u16) -> bool {
+        self.path(number).any(|number| self.member(number).zswap_max.is_some())
     }
 }
 
@@ -248,7 +244,6 @@ impl Groups {
     /// An entry that names a group has gone, or names another.
     pub fn unname(&mut self, number: u16) {
         self.member_mut(number).names -= 1;
-        self.vacate_unnamed(number);
     }
 
     /// The living group that has what names `number`. Groups passed on the way forward to it directly from now on.
@@ -274,17 +269,6 @@ impl Groups {
         living
     }
 
-    /// Gives a removed group's number free if nothing names it, and then perhaps the one it forwards to, and so on.
-    fn vacate_unnamed(&mut self, number: u16) {
-        let mut number = number;
-        while let Member { life: Life::Forwards(to), names: 0, .. } = *self.member(number) {
-            self.member_mut(number).life = Life::Vacant;
-            self.vacant.push(number);
-            self.member_mut(to).names -= 1;
-            number = to;
-        }
-    }
-
     /// The list of a group and node.
     pub fn lru_mut(&mut self, number: u16, node: u8) -> &mut Lru {
         let lrus = &mut self.member_mut(number).lrus;
@@ -299,7 +283,17 @@ impl Groups {
         self.member(number).lrus.get(node as usize).map_or(0, Lru::len)
     }
 
-    fn eligible(&self, scope: Scope, number: u16) -> bool {
+    /// Nodes that a group may have entries from: those below this one.
+    pub fn nodes(&self, number: u16) -> usize {
+        self.member(number).lrus.len()
+    }
+
+    /// The coldest entry of a group and node.
+    pub fn coldest(&self, slots: &Slots, number: u16, node: u8) -> Option<Slot> {
+        self.member(number).lrus.get(node as usize)?.coldest(slots)
+    }
+
+    pub fn eligible(&self, scope: Scope, number: u16) -> bool {
         let online = self.member(number).life == Life::Online;
         let inside = match scope {
             Scope::All => online,
@@ -324,26 +318,14 @@ impl Groups {
             .sum()
     }
 
-    /// Moves the cursor on to the next list that a scan may take from, after at most a whole round; None if there is
-    /// none.
-    pub fn next_list(&self, scope: Scope, cursor: &mut Cursor) -> Option<(u16, u8)> {
-        if let Scope::One(number, node) = scope {
-            return (self.entries(scope) > 0).then_some((number, node));
-        }
-        let groups = self.members.len();
-        let start = (cursor.group as usize).min(groups - 1);
-        // The group that the cursor stands in comes twice: the nodes after the cursor first, the others last.
-        for step in 0..=groups {
-            let number = ((start + step) % groups) as u16;
-            let lrus = &self.member(number).lrus;
-            let from = if step == 0 { cursor.node as usize + 1 } else { 0 };
-            let node = (from..lrus.len()).find(|&node| lrus[node].len() > 0);
-            if let Some(node) = node.filter(|_| self.eligible(scope, number)) {
-                *cursor = Cursor { group: number, node: node as u8 };
-                return Some((number, node as u8));
-            }
-        }
-        None
+    /// Whether what must be the same in all shards is the same in two.
+    pub fn is_same_tree(&self, other: &Groups) -> bool {
+        let of = |member: &Member| {
+            // A group that was removed forwards as far as its shard has followed.
+            let life = Some(member.life).filter(|life| !matches!(life, Life::Forwards(_)));
+            (life, member.generation, member.parent, member.children, member.zswap_max, member.writeback)
+        };
+        self.members.iter().map(of).eq(other.members.iter().map(of))
     }
 
     /// Every group that has not been removed.
@@ -354,14 +336,13 @@ impl Groups {
 
     /// Panics if the tree, its names or its lists contradict each other; `names` are the groups that entries name.
     /// Returns the slots on each list.
-    pub fn check_valid(&self, slots: &mut Slots, names: impl Iterator<Item = u16>) -> Vec<((u16, u8), Vec<u32>)> {
+    pub fn check_valid(&self, slots: &mut Slots, names: impl Iterator<Item = u16>) -> Vec<((u16, u8), Vec<Slot>)> {
         let mut named = vec![0; self.members.len()];
         names.for_each(|number| named[number as usize] += 1);
         let mut children = vec![0; self.members.len()];
         let mut lists = Vec::new();
         for (number, member) in self.members.iter().enumerate() {
             match member.life {
-                Life::Vacant => assert!(self.vacant.contains(&(number as u16)), "group {number} is lost"),
                 Life::Forwards(to) => named[to as usize] += 1,
                 Life::Online | Life::Offline if number as u16 != ROOT => children[member.parent as usize] += 1,
                 Life::Online | Life::Offline => {}
@@ -378,10 +359,6 @@ impl Groups {
                 "group {number} is removed and in use"
             );
             assert!(!living || member.children == children[number], "children of group {number}");
-            assert!(
-                member.names > 0 || !matches!(member.life, Life::Forwards(_)),
-                "group {number} forwards for nobody"
-            );
         }
         lists
     }

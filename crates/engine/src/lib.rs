@@ -3,10 +3,11 @@
 //!
 //! Where to find what:
 //! - [`zswap`]: store, load, invalidate: start here; [`folio`]: the same for many pages at once
-//! - [`state`]: what all of them change, under one lock
+//! - [`state`]: what all of them change, under a lock; [`shards`]: four of them, so that threads seldom wait
 //! - [`writeback`]: from the pools to the swap file, when a limit is hit; [`shrinker`]: when memory is short
 //! - [`groups`]: who is charged, and what is written back when; [`policy`]: how that was done in the past
-//! - [`slots`]: the name of a page, and the states it goes through; [`lru`]: which is the coldest
+//! - [`slots`]: the name of a page, and the states it goes through; [`entry`]: what is known of it; [`lru`]: which is the
+//!   coldest
 //! - [`pools`]: a codec and an allocator each; [`zpool`], [`zsmalloc`], [`zbud`]: the allocators; [`compress`], [`lzo`]: the
 //!   codecs
 //! - [`disk`]: to disk and back; [`swapfile`]: space there; [`seal`]: what is there can be neither read nor forged
@@ -26,6 +27,7 @@ mod compress;
 mod control;
 mod counters;
 mod disk;
+mod entry;
 mod folio;
 #[cfg(feature = "fuzzing")]
 #[doc(hidden)]
@@ -37,6 +39,7 @@ mod names;
 mod policy;
 mod pools;
 mod seal;
+mod shards;
 mod shrinker;
 mod slots;
 mod state;

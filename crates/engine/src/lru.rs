@@ -5,9 +5,10 @@
 //! 2. A scan takes from the cold end; a loaded entry goes to the hot end once more, as a cold one.
 //! 3. For a scan under a limit, store order is age, and a fresh entry is as good as a cold one. A scan under pressure lets
 //!    each fresh entry pass once, and ends at a loaded one: from there on the list is warm.
+//! 4. Each shard has a list of its own for the same group and node. A scan takes from the one whose coldest entry is oldest.
 
 use crate::slots::{Heat, Location, Object, Slot, Slots};
-use crate::table::{Links, List};
+use crate::table::List;
 
 #[derive(Default)]
 pub(crate) struct Lru {
@@ -51,19 +52,29 @@ impl Lru {
         if self.protected > self.list.len() / 4 {
             self.protected /= 2;
         }
-        slots.get_mut(slot).location = pooled(object, Heat::Fresh);
-        self.list.push_back(slots, slot.raw());
+        slots.set_pooled(slot, object, Heat::Fresh);
+        self.push_hot(slots, slot);
+    }
+
+    fn push_hot(&mut self, slots: &mut Slots, slot: Slot) {
+        slots.stamp(slot);
+        self.list.push_back(slots, slot.index());
     }
 
     /// Puts an entry that was taken to be written back at the cold end.
     pub fn put_back(&mut self, slots: &mut Slots, slot: Slot, object: Object) {
-        slots.get_mut(slot).location = pooled(object, Heat::Cold);
-        self.list.push_front(slots, slot.raw());
+        slots.set_pooled(slot, object, Heat::Cold);
+        self.list.push_front(slots, slot.index());
+    }
+
+    /// Panics if an entry is not where it should be. What is read for that will be wanted when the entry is taken off.
+    pub fn check_member(&self, slots: &mut Slots, slot: Slot) {
+        self.list.check_member(slots, slot.index());
     }
 
     /// Takes an entry off the list.
     pub fn remove(&mut self, slots: &mut Slots, slot: Slot) {
-        self.list.unlink(slots, slot.raw());
+        self.list.unlink(slots, slot.index());
     }
 
     /// Puts all entries of another list before the coldest of this one.
@@ -73,46 +84,42 @@ impl Lru {
     }
 
     /// The coldest entry.
-    pub fn coldest(&self) -> Option<Slot> {
-        self.list.head().and_then(Slot::from_raw)
+    pub fn coldest(&self, slots: &Slots) -> Option<Slot> {
+        self.list.head().map(|index| slots.slot(index))
     }
 
     /// One step of the scan.
     pub fn scan(&mut self, slots: &mut Slots, cause: Cause) -> Met {
-        let Some(slot) = self.coldest() else { return Met::Nothing };
-        let Location::Pooled { object, heat, .. } = &mut slots.get_mut(slot).location else {
+        let Some(slot) = self.coldest(slots) else { return Met::Nothing };
+        let Location::Pooled { object, heat } = slots.location(slot) else {
             panic!("{slot:?} is on an LRU list and not in the pool");
         };
-        let object = *object;
+        slots.set_pooled(slot, object, Heat::Cold);
         if cause == Cause::Pressure {
             self.protected = self.protected.saturating_sub(1);
         }
-        let met = match (std::mem::replace(heat, Heat::Cold), cause) {
+        let met = match (heat, cause) {
             (Heat::Cold, _) | (Heat::Fresh, Cause::Limit) => Met::Victim(slot, object),
             (Heat::Fresh, Cause::Pressure) | (Heat::Loaded, Cause::Limit) => Met::SecondChance,
             (Heat::Loaded, Cause::Pressure) => Met::InFlight,
         };
-        self.list.unlink(slots, slot.raw());
+        self.list.unlink(slots, slot.index());
         if !matches!(met, Met::Victim(..)) {
-            self.list.push_back(slots, slot.raw());
+            self.push_hot(slots, slot);
         }
         met
     }
 
     /// Sends the coldest entry to the hot end, as it is.
     pub fn rotate(&mut self, slots: &mut Slots) {
-        if let Some(index) = self.list.head() {
-            self.list.unlink(slots, index);
-            self.list.push_back(slots, index);
+        if let Some(slot) = self.coldest(slots) {
+            self.list.unlink(slots, slot.index());
+            self.push_hot(slots, slot);
         }
     }
 
     /// Panics if the list is inconsistent; returns the slots on it, coldest first.
-    pub fn check_valid(&self, slots: &mut Slots) -> Vec<u32> {
-        self.list.check_valid(slots)
+    pub fn check_valid(&self, slots: &mut Slots) -> Vec<Slot> {
+        self.list.check_valid(slots).into_iter().map(|index| slots.slot(index)).collect()
     }
-}
-
-fn pooled(object: Object, heat: Heat) -> Location {
-    Location::Pooled { object, links: Links::default(), heat }
 }

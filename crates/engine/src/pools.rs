@@ -8,13 +8,16 @@
 //!    again if it has gone meanwhile.
 
 use crate::compress::Compressor;
-use crate::slots::Object;
+use crate::shards::Shared;
+use crate::slots::{Object, Slot, Slots};
+use crate::sync::Ordering::Relaxed;
 use crate::zbud::Zbud;
 use crate::zpool::{AllocError, Allocator, PageSource, Zpool};
 use crate::zsmalloc::Zsmalloc;
 use std::sync::Arc;
 
 pub(crate) const POOLS: usize = Compressor::ALL.len() * Zpool::ALL.len();
+const _: () = assert!(POOLS <= 8);
 
 /// The number of a pool.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -37,20 +40,40 @@ impl PoolId {
     pub fn number(self) -> u8 {
         self.0
     }
+
+    /// The pool of that number.
+    pub fn from_number(number: u8) -> PoolId {
+        PoolId(number)
+    }
+}
+
+/// Where pools have their memory from. An allocator is made for one kind of page source, and only it needs to know which.
+pub(crate) trait Memory: Send + Sync {
+    /// An allocator of that kind, with memory from here.
+    fn allocator(self: Arc<Self>, zpool: Zpool) -> Box<dyn Allocator>;
+}
+
+impl<M: PageSource> Memory for M {
+    fn allocator(self: Arc<M>, zpool: Zpool) -> Box<dyn Allocator> {
+        match zpool {
+            Zpool::Zsmalloc => Box::new(Zsmalloc::new(self)),
+            Zpool::Zbud => Box::new(Zbud::new(self)),
+        }
+    }
 }
 
 /// The current pool, and the retired ones that are not empty yet.
 pub(crate) struct Pools {
-    memory: Arc<dyn PageSource>,
+    memory: Arc<dyn Memory>,
     live: [Option<Box<dyn Allocator>>; POOLS],
     current: PoolId,
-    /// Of all pools.
-    pages: u64,
+    /// Pages of these pools are counted with those of the other shards'.
+    shared: Arc<Shared>,
 }
 
 impl Pools {
-    pub fn new(memory: Arc<dyn PageSource>, current: PoolId) -> Pools {
-        let mut pools = Pools { memory, live: Default::default(), current, pages: 0 };
+    pub fn new(memory: Arc<dyn Memory>, current: PoolId, shared: Arc<Shared>) -> Pools {
+        let mut pools = Pools { memory, live: Default::default(), current, shared };
         pools.choose(current);
         pools
     }
@@ -73,11 +96,6 @@ impl Pools {
         std::iter::once(self.current).chain(others).collect()
     }
 
-    /// Pages held by all pools.
-    pub fn pages(&self) -> u64 {
-        self.pages
-    }
-
     /// Objects in all pools.
     pub fn objects(&self) -> u64 {
         self.iter().map(|pool| pool.objects() as u64).sum()
@@ -98,35 +116,37 @@ impl Pools {
         self.pool(self.current).largest_below_page()
     }
 
-    /// Stores a copy of `data` in a pool that was current not long ago.
-    pub fn malloc(&mut self, id: PoolId, data: &[u8]) -> Result<Object, AllocError> {
+    /// Stores a copy of `data` for the entry of `owner` in a pool that was current not long ago.
+    pub fn malloc(&mut self, id: PoolId, data: &[u8], owner: Slot) -> Result<Object, AllocError> {
         let pool = self.open(id);
         let before = pool.pages();
-        let handle = pool.malloc(data);
+        let place = pool.malloc(data, owner.index());
         let pages = pool.pages() - before;
-        self.pages += pages;
-        if handle.is_err() {
+        if pages > 0 {
+            self.shared.pages.fetch_add(pages, Relaxed);
+        }
+        if place.is_err() {
             self.drop_if_done(id);
         }
-        Ok(Object { handle: handle?, pool: id })
+        Ok(Object { pool: id, place: place?, length: data.len() as u16 })
     }
 
     /// The object's bytes.
     pub fn get(&self, object: Object) -> &[u8] {
-        self.pool(object.pool).get(object.handle)
-    }
-
-    /// Length of the object in bytes.
-    pub fn length(&self, object: Object) -> usize {
-        self.pool(object.pool).length(object.handle)
+        self.pool(object.pool).get(object.place, object.length as usize)
     }
 
     /// Frees the object, and a retired pool with its last one; returns the pages that went back to the system.
     pub fn free(&mut self, object: Object) -> u64 {
-        let pages = self.pool_mut(object.pool).free(object.handle);
-        self.pages -= pages;
+        let pages = self.pool_mut(object.pool).free(object.place, object.length as usize);
+        self.gave_back(pages);
         self.drop_if_done(object.pool);
         pages
+    }
+
+    /// Panics unless the object is there, and the slot's.
+    pub fn check_owner(&self, object: Object, owner: Slot) {
+        self.pool(object.pool).check_owner(object.place, owner.index());
     }
 
     /// Where [`compact_step`](Self::compact_step) has to go to compact everything.
@@ -136,16 +156,24 @@ impl Pools {
     }
 
     /// One step of compaction; returns the pages given back, None if there is nothing to gain.
-    pub fn compact_step(&mut self, id: PoolId, class: usize) -> Option<u64> {
-        let pages = self.live[id.index()].as_mut()?.compact_step(class)?;
-        self.pages -= pages;
+    pub fn compact_step(&mut self, slots: &mut Slots, id: PoolId, class: usize) -> Option<u64> {
+        let pool = self.live[id.index()].as_mut()?;
+        let pages = pool.compact_step(class, &mut |owner, place| slots.move_object(owner, place))?;
+        self.gave_back(pages);
         Some(pages)
     }
 
+    fn gave_back(&self, pages: u64) {
+        if pages > 0 {
+            self.shared.pages.fetch_sub(pages, Relaxed);
+        }
+    }
+
     /// Gives back what can be had among the objects that are about as long as one that was freed; returns the pages.
-    pub fn settle(&mut self, id: PoolId, length: usize) -> u64 {
-        let Some(class) = self.live[id.index()].as_ref().map(|pool| pool.class_of(length)) else { return 0 };
-        std::iter::from_fn(|| self.compact_step(id, class)).sum()
+    pub fn settle(&mut self, slots: &mut Slots, freed: Object) -> u64 {
+        let Some(pool) = &self.live[freed.pool.index()] else { return 0 };
+        let class = pool.class_of(freed.length as usize);
+        std::iter::from_fn(|| self.compact_step(slots, freed.pool, class)).sum()
     }
 
     fn iter(&self) -> impl Iterator<Item = &dyn Allocator> {
@@ -162,10 +190,7 @@ impl Pools {
 
     fn open(&mut self, id: PoolId) -> &mut dyn Allocator {
         let memory = &self.memory;
-        let pool = self.live[id.index()].get_or_insert_with(|| match id.zpool() {
-            Zpool::Zsmalloc => Box::new(Zsmalloc::new(memory.clone())),
-            Zpool::Zbud => Box::new(Zbud::new(memory.clone())),
-        });
+        let pool = self.live[id.index()].get_or_insert_with(|| memory.clone().allocator(id.zpool()));
         &mut **pool
     }
 
@@ -176,7 +201,8 @@ impl Pools {
         }
     }
 
-    pub fn check_valid(&mut self) {
+    /// Panics if anything contradicts anything; returns the pages held.
+    pub fn check_valid(&mut self) -> u64 {
         let mut pages = 0;
         for (number, pool) in self.live.iter_mut().enumerate() {
             let Some(pool) = pool else { continue };
@@ -184,8 +210,8 @@ impl Pools {
             pages += pool.pages();
             assert!(pool.objects() > 0 || number == self.current.index(), "pool {number} is retired and empty");
         }
-        assert_eq!(pages, self.pages, "pages of all pools");
         assert!(self.live[self.current.index()].is_some(), "the current pool is not there");
+        pages
     }
 }
 

@@ -16,19 +16,20 @@ impl Zswap {
     /// How many entries of a group, itself alone, could be written back from a node. Forbidden by
     /// `memory.zswap.writeback`, switched off, or without a swap file: 0.
     pub fn shrinker_count(&self, group: Group, node: u8) -> u64 {
-        let state = &mut *self.state.lock();
+        let all = &mut self.shards.all();
+        let state = all.one();
         let Some(number) = state.groups.find(group) else { return 0 };
         let offered = state.config.shrinker_enabled && self.swap.is_some() && state.groups.may_write_back(number);
-        let listed = state.groups.listed(number, node);
+        let listed = all.listed(number, node);
         if !offered || listed == 0 {
             return 0;
         }
-        let lru = state.groups.lru_mut(number, node);
-        let free = listed.saturating_sub(lru.protected);
+        let protected = all.iter_mut().map(|state| state.groups.lru_mut(number, node).protected).sum();
+        let free = listed.saturating_sub(protected);
         if free == 0 {
-            lru.protected /= 2;
+            all.iter_mut().for_each(|state| state.groups.lru_mut(number, node).protected /= 2);
         }
-        let counters = state.groups.counters(number);
+        let counters = all.counters(number);
         // Entries times compressed bytes fit: 2^30 times 2^42, and more besides.
         (free as u128 * counters.zswap as u128 / counters.zswapped.max(1) as u128) as u64
     }
@@ -37,7 +38,7 @@ impl Zswap {
     /// returns how many.
     pub fn shrinker_scan(&self, group: Group, node: u8, nr: u64) -> u64 {
         let number = {
-            let state = self.state.lock();
+            let state = self.shards.any();
             state.groups.find(group).filter(|_| state.config.shrinker_enabled)
         };
         number.map_or(0, |number| self.scan_list(number, node, nr))

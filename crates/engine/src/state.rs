@@ -1,14 +1,14 @@
-//! Everything in memory, and what may be done to it without letting go of the lock around it.
+//! One shard of everything in memory, and what may be done to it without letting go of the lock around it.
 
 use crate::counters::Events;
-use crate::folio::{FolioCounters, MAX_FOLIO_ORDER};
 use crate::groups::{Group, Groups};
 use crate::lru::Lru;
-use crate::pools::{PoolId, Pools};
-use crate::slots::{Heat, Location, Object, Sealed, Slot, Slots};
-use crate::swapfile::{DiskSpace, Run};
-use crate::table::Links;
-use crate::zpool::{AllocError, PageSource};
+use crate::pools::{Memory, PoolId, Pools};
+use crate::shards::Shared;
+use crate::slots::{Heat, Location, Object, Sealed, Slot, Slots, Writing};
+use crate::swapfile::Run;
+use crate::sync::Ordering::Relaxed;
+use crate::zpool::AllocError;
 use crate::zswap::{Config, Refusal};
 use crate::{PAGE_SIZE, Page};
 use std::collections::{HashMap, HashSet};
@@ -19,14 +19,10 @@ pub(crate) struct State {
     pub slots: Slots,
     pub groups: Groups,
     pub pools: Pools,
-    pub space: DiskSpace,
-    /// The cap was hit, and the pools have not been at or under the accept threshold since.
-    full: bool,
     pub same_filled: u64,
     /// Pages on disk.
     pub swapped: u64,
-    /// By order.
-    pub folios: [FolioCounters; MAX_FOLIO_ORDER + 1],
+    shared: Arc<Shared>,
 }
 
 /// What a store needs to know before it compresses.
@@ -42,6 +38,8 @@ pub(crate) struct Admission {
 /// What a load has to work on after the lock is dropped.
 pub(crate) enum Found {
     Filled([u8; 8]),
+    /// The page as it is.
+    Page,
     /// In the buffer.
     Pool {
         pool: PoolId,
@@ -51,22 +49,26 @@ pub(crate) enum Found {
 }
 
 impl State {
-    pub fn new(config: Config, memory: Box<dyn PageSource>) -> State {
+    pub fn new(shard: usize, config: Config, memory: Arc<dyn Memory>, shared: Arc<Shared>) -> State {
         State {
-            slots: Slots::new(),
+            slots: Slots::new(shard, shared.clone()),
             groups: Groups::new(),
-            pools: Pools::new(Arc::from(memory), PoolId::new(config.compressor, config.zpool)),
-            space: DiskSpace::new(config.swap_limit_bytes),
-            full: false,
+            pools: Pools::new(memory, PoolId::new(config.compressor, config.zpool), shared.clone()),
             same_filled: 0,
             swapped: 0,
-            folios: Default::default(),
+            shared,
             config,
         }
     }
 
+    /// Pages of the pools of all shards.
+    pub fn pages(&self) -> u64 {
+        self.shared.pages.load(Relaxed)
+    }
+
+    /// Bytes of the pools of all shards.
     pub fn pool_bytes(&self) -> u64 {
-        self.pools.pages() * PAGE_SIZE as u64
+        self.pages() * PAGE_SIZE as u64
     }
 
     /// The most the pools may hold for stores to be accepted again after the cap was hit.
@@ -78,21 +80,25 @@ impl State {
     }
 
     /// Whether a store may be accepted; remembers that the cap was hit.
-    pub fn has_room(&mut self) -> bool {
-        let pool = self.pool_bytes();
-        self.full = pool >= self.config.max_pool_bytes || (self.full && pool > self.accept_bytes());
-        !self.full
+    pub fn has_room(&self) -> bool {
+        let (pool, was_full) = (self.pool_bytes(), self.shared.full.load(Relaxed));
+        let full = pool >= self.config.max_pool_bytes || (was_full && pool > self.accept_bytes());
+        // Written only if it changes: a line that all shards read.
+        if full != was_full {
+            self.shared.full.store(full, Relaxed);
+        }
+        !full
     }
 
     /// How far the pools are above the accept threshold, if that keeps stores from being accepted; else 0.
     pub fn shrink_needed(&self) -> u64 {
         let (pool, accept) = (self.pool_bytes(), self.accept_bytes());
-        let refusing = self.full || pool >= self.config.max_pool_bytes;
+        let refusing = self.shared.full.load(Relaxed) || pool >= self.config.max_pool_bytes;
         if refusing { pool.saturating_sub(accept) } else { 0 }
     }
 
     /// Lets a store in, or not, for a reason that is counted here.
-    pub fn admit(&mut self, group: u16, events: &Events) -> Result<Admission, Refusal> {
+    pub fn admit(&self, group: u16, events: &Events) -> Result<Admission, Refusal> {
         if !self.has_room() {
             events.pool_limit_hit.count();
             return Err(Refusal::Pool);
@@ -108,11 +114,10 @@ impl State {
 
     /// The group that is charged for a slot in use, and the node that its page lived on.
     fn home_of(&mut self, slot: Slot) -> (u16, u8) {
-        let entry = self.slots.get_mut(slot);
-        let (named, node) = (entry.group, entry.node);
+        let (named, node) = self.slots.home(slot);
         let living = self.groups.resolve(named);
         if living != named {
-            entry.group = living;
+            self.slots.set_group(slot, living);
             self.groups.name(living);
             self.groups.unname(named);
         }
@@ -154,16 +159,14 @@ impl State {
 
     /// Puts a compressed page, or a page as it is, into a pool and at the hot end of its list.
     pub fn store(&mut self, pool: PoolId, data: &[u8], group: u16, node: u8) -> Result<Slot, AllocError> {
-        let object = self.pools.malloc(pool, data)?;
-        let pooled = Location::Pooled { object, links: Links::default(), heat: Heat::Fresh };
-        let Some(slot) = self.insert(group, node, pooled) else {
-            self.pools.free(object);
-            return Err(AllocError::Metadata);
-        };
+        let owner = self.slots.next().ok_or(AllocError::Metadata)?;
+        let object = self.pools.malloc(pool, data, owner)?;
+        let slot = self.insert(group, node, Location::Pooled { object, heat: Heat::Fresh });
+        assert_eq!(slot, Some(owner), "the slot that was next");
         self.groups.charge_object(group, data.len(), true);
         let (lru, slots) = self.lru((group, node), pool);
-        lru.add(slots, slot, object);
-        Ok(slot)
+        lru.add(slots, owner, object);
+        Ok(owner)
     }
 
     /// Puts an entry that is on no list at the hot end of its own.
@@ -180,30 +183,31 @@ impl State {
         lru.put_back(slots, slot, object);
     }
 
-    /// Finds a page; one in the pool is copied into `buffer` as it is stored, and marked as loaded.
-    pub fn find(&mut self, slot: Slot, buffer: &mut Page) -> Found {
-        let object = match &mut self.slots.get_mut(slot).location {
-            Location::Vacant { .. } => unreachable!("a slot in use is not vacant"),
+    /// Finds a page. One in the pool is marked as loaded, and copied: into `page` if it is stored as it is, else into `buffer`.
+    pub fn find(&mut self, slot: Slot, buffer: &mut [u8], page: &mut Page) -> Found {
+        let (object, listed) = match self.slots.location(slot) {
             Location::Filled { value } => {
-                let value = *value;
                 self.count_load(slot, None, value == [0; 8]);
                 return Found::Filled(value);
             }
-            Location::Disk(sealed) => return Found::Disk(*sealed),
-            Location::Pooled { object, heat, .. } => {
-                *heat = Heat::Loaded;
-                *object
-            }
-            Location::Writing { object, loaded, .. } => {
-                *loaded = true;
-                *object
-            }
+            Location::Disk(sealed) => return Found::Disk(sealed),
+            Location::Pooled { object, .. } => (object, true),
+            Location::Writing(Writing { object, .. }) => (object, false),
         };
+        self.slots.mark_loaded(slot);
         let data = self.pools.get(object);
         let length = data.len();
-        buffer[..length].copy_from_slice(data);
+        let whole = length == PAGE_SIZE;
+        if whole { page.as_mut_slice() } else { &mut buffer[..length] }.copy_from_slice(data);
+        // What follows reads memory that the copy does not need and the invalidation will: here they wait for it together.
+        self.pools.check_owner(object, slot);
+        if listed {
+            let home = self.home_of(slot);
+            let (lru, slots) = self.lru(home, object.pool);
+            lru.check_member(slots, slot);
+        }
         self.count_load(slot, Some(object.pool), false);
-        Found::Pool { pool: object.pool, length }
+        if whole { Found::Page } else { Found::Pool { pool: object.pool, length } }
     }
 
     fn count_load(&mut self, slot: Slot, pool: Option<PoolId>, zero: bool) {
@@ -230,17 +234,12 @@ impl State {
 
     /// Drops a reference, and the entry with the last one; returns space on disk that is then to be freed.
     pub fn invalidate(&mut self, slot: Slot) -> Option<Run> {
-        let entry = self.slots.get_mut(slot);
-        entry.references -= 1;
-        if entry.references > 0 {
+        if !self.slots.unshare(slot) {
             return None;
         }
-        // The entry is looked up as one in use until it is removed.
-        entry.references = 1;
-        let location = entry.location;
+        let location = self.slots.location(slot);
         let (group, node) = self.home_of(slot);
         match location {
-            Location::Vacant { .. } => unreachable!("a slot in use is not vacant"),
             Location::Filled { .. } => {
                 self.same_filled -= 1;
                 self.groups.charge(group, |counters| counters.zswapped -= PAGE_SIZE as u64);
@@ -250,7 +249,7 @@ impl State {
                 lru.remove(slots, slot);
                 self.free_object(group, object);
             }
-            Location::Writing { object, .. } => drop(self.free_object(group, object)),
+            Location::Writing(Writing { object, .. }) => drop(self.free_object(group, object)),
             Location::Disk(_) => self.swapped -= 1,
         }
         self.slots.remove(slot);
@@ -260,30 +259,33 @@ impl State {
 
     /// Frees an object that a group is charged for; returns the pages that went back to the system.
     pub fn free_object(&mut self, group: u16, object: Object) -> u64 {
-        self.groups.charge_object(group, self.pools.length(object), false);
+        self.groups.charge_object(group, object.length as usize, false);
         self.pools.free(object)
     }
 
+    /// One step of compaction; returns the pages given back, None if there is nothing to gain.
+    pub fn compact_step(&mut self, pool: PoolId, class: usize) -> Option<u64> {
+        self.pools.compact_step(&mut self.slots, pool, class)
+    }
+
     /// Marks the pools full if they are at the cap: a run of the worker then goes down to the accept threshold.
-    pub fn mark_full(&mut self) {
+    pub fn mark_full(&self) {
         self.has_room();
     }
 
-    pub fn check_valid(&mut self) {
-        self.slots.table.check_valid();
-        let named: Vec<u16> = self.slots.iter().map(|(_, entry)| entry.group).collect();
+    /// Panics if anything contradicts anything; adds the space in use on disk to `on_disk`, and returns the pages of the pools.
+    pub fn check_valid(&mut self, on_disk: &mut Vec<Run>) -> u64 {
+        self.slots.check_valid();
+        let named: Vec<u16> = self.slots.iter().map(|(_, group)| group).collect();
         let lists = self.groups.check_valid(&mut self.slots, named.into_iter());
-        let listed: HashMap<u32, (u16, u8)> =
+        let listed: HashMap<Slot, (u16, u8)> =
             lists.into_iter().flat_map(|(list, slots)| slots.into_iter().map(move |slot| (slot, list))).collect();
-        let slots: Vec<(Slot, Location)> = self.slots.iter().map(|(slot, entry)| (slot, entry.location)).collect();
-        let (mut objects, mut on_disk, mut same_filled, mut bytes) = (HashSet::new(), Vec::new(), 0, 0);
+        let slots: Vec<Slot> = self.slots.iter().map(|(slot, _)| slot).collect();
+        let (mut objects, mut swapped, mut same_filled, mut bytes) = (HashSet::new(), 0, 0, 0);
         let mut groups: HashMap<u16, (u64, u64, u64)> = HashMap::new();
-        for (slot, location) in slots {
-            let entry = self.slots.get_mut(slot);
-            assert!(entry.references > 0, "{slot:?} has no owner");
+        for slot in slots {
             let mut charged = (0, 0, 0);
-            match location {
-                Location::Vacant { .. } => unreachable!("the table skips vacant cells"),
+            match self.slots.location(slot) {
                 Location::Filled { .. } => {
                     same_filled += 1;
                     charged.1 = PAGE_SIZE as u64;
@@ -291,14 +293,18 @@ impl State {
                 Location::Pooled { object, .. } => {
                     let (group, node) = self.home_of(slot);
                     let list = self.config.policy.list(group, node, object.pool);
-                    assert_eq!(listed.get(&slot.raw()), Some(&list), "{slot:?} is in the pool but not on its list");
+                    assert_eq!(listed.get(&slot), Some(&list), "{slot:?} is in the pool but not on its list");
                     assert!(objects.insert(object), "{slot:?} shares its object");
+                    self.pools.check_owner(object, slot);
                     let length = self.pools.get(object).len() as u64;
                     bytes += length;
                     charged = (length, PAGE_SIZE as u64, if length == PAGE_SIZE as u64 { length } else { 0 });
                 }
-                Location::Writing { .. } => panic!("{slot:?} is being written, and nobody writes"),
-                Location::Disk(sealed) => on_disk.push(sealed.run()),
+                Location::Writing(_) => panic!("{slot:?} is being written, and nobody writes"),
+                Location::Disk(sealed) => {
+                    swapped += 1;
+                    on_disk.push(sealed.run());
+                }
             }
             let group = self.group_of(slot);
             for number in self.groups.path(group) {
@@ -315,8 +321,7 @@ impl State {
             let gauges = (counters.zswap, counters.zswapped, counters.zswap_incomp);
             assert_eq!(gauges, groups.get(&number).copied().unwrap_or_default(), "charges of group {number}");
         }
-        self.pools.check_valid();
-        assert_eq!(self.swapped, on_disk.len() as u64, "pages on disk");
-        self.space.check_valid(on_disk.into_iter());
+        assert_eq!(self.swapped, swapped, "pages on disk");
+        self.pools.check_valid()
     }
 }

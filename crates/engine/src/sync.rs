@@ -5,14 +5,15 @@
 
 #[cfg(not(feature = "shuttle"))]
 mod chosen {
-    pub(crate) use parking_lot::{Mutex, RwLock};
-    pub(crate) use std::sync::atomic::{AtomicU64, Ordering};
+    pub(crate) use parking_lot::{Mutex, MutexGuard, RwLock};
+    pub(crate) use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
     pub(crate) use std::thread_local;
 }
 
 #[cfg(feature = "shuttle")]
 mod chosen {
-    pub(crate) use shuttle::sync::atomic::{AtomicU64, Ordering};
+    pub(crate) use shuttle::sync::MutexGuard;
+    pub(crate) use shuttle::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
     pub(crate) use shuttle::thread_local;
 
     /// The checker's lock with the manners of parking_lot's. Nobody comes after a panic, so poison does not matter.
@@ -24,8 +25,12 @@ mod chosen {
             Mutex(shuttle::sync::Mutex::new(value))
         }
 
-        pub fn lock(&self) -> shuttle::sync::MutexGuard<'_, T> {
+        pub fn lock(&self) -> MutexGuard<'_, T> {
             self.0.lock().expect("no thread has panicked")
+        }
+
+        pub fn try_lock(&self) -> Option<MutexGuard<'_, T>> {
+            self.0.try_lock().ok()
         }
     }
 

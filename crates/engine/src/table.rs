@@ -9,7 +9,8 @@
 /// The index that stands for "none".
 pub(crate) const NIL: u32 = 0;
 
-const CHUNK: usize = 1024;
+/// About the size of a chunk in bytes.
+const CHUNK_BYTES: usize = 32 << 10;
 
 /// What a table holds: a cell is either in use or a link of the chain of vacant cells.
 pub(crate) trait Cell {
@@ -64,6 +65,9 @@ pub(crate) struct Table<T> {
 }
 
 impl<T: Cell> Table<T> {
+    /// Cells in a chunk: a power of two, so that to find a cell takes no division.
+    const CHUNK: usize = 1 << (CHUNK_BYTES / size_of::<T>()).ilog2();
+
     pub fn new() -> Table<T> {
         Table { chunks: Vec::new(), vacant: NIL, used: 0 }
     }
@@ -75,15 +79,20 @@ impl<T: Cell> Table<T> {
 
     /// Memory of the table, in bytes.
     pub fn memory(&self) -> usize {
-        self.chunks.len() * CHUNK * size_of::<T>()
+        self.chunks.len() * Self::CHUNK * size_of::<T>()
     }
 
-    /// Puts a cell in and names it; None if there is no memory for it, or if `limit` cells exist already.
-    pub fn insert(&mut self, cell: T, limit: u32) -> Option<u32> {
+    /// The index that the next insertion will have; None if there is no memory for it, or if `limit` cells exist already.
+    pub fn next(&mut self, limit: u32) -> Option<u32> {
         if self.vacant == NIL {
             self.grow(limit)?;
         }
-        let index = self.vacant;
+        Some(self.vacant)
+    }
+
+    /// Puts a cell in and names it; None as for [`next`](Self::next).
+    pub fn insert(&mut self, cell: T, limit: u32) -> Option<u32> {
+        let index = self.next(limit)?;
         let place = self.get_mut(index);
         self.vacant = place.next_vacant().expect("a vacant cell is in use");
         *self.get_mut(index) = cell;
@@ -102,11 +111,11 @@ impl<T: Cell> Table<T> {
     }
 
     pub fn get(&self, index: u32) -> &T {
-        &self.chunks[index as usize / CHUNK][index as usize % CHUNK]
+        &self.chunks[index as usize / Self::CHUNK][index as usize % Self::CHUNK]
     }
 
     pub fn get_mut(&mut self, index: u32) -> &mut T {
-        &mut self.chunks[index as usize / CHUNK][index as usize % CHUNK]
+        &mut self.chunks[index as usize / Self::CHUNK][index as usize % Self::CHUNK]
     }
 
     /// Every cell in use, with its index.
@@ -116,15 +125,15 @@ impl<T: Cell> Table<T> {
     }
 
     fn grow(&mut self, limit: u32) -> Option<()> {
-        let first = self.chunks.len() * CHUNK;
-        let end = (first + CHUNK).min(limit as usize + 1);
+        let first = self.chunks.len() * Self::CHUNK;
+        let end = (first + Self::CHUNK).min(limit as usize + 1);
         let start = first.max(1);
         if start >= end {
             return None;
         }
         let mut chunk = Vec::new();
-        chunk.try_reserve_exact(CHUNK).ok()?;
-        for index in first..first + CHUNK {
+        chunk.try_reserve_exact(Self::CHUNK).ok()?;
+        for index in first..first + Self::CHUNK {
             let next = if index + 1 < end { index as u32 + 1 } else { NIL };
             chunk.push(T::vacant(next));
         }
@@ -136,7 +145,7 @@ impl<T: Cell> Table<T> {
 
     /// Panics if the chain of vacant cells and the number in use do not add up.
     pub fn check_valid(&self) {
-        let cells = self.chunks.len() * CHUNK;
+        let cells = self.chunks.len() * Self::CHUNK;
         let in_use = self.iter().count();
         assert_eq!(in_use, self.used as usize, "cells in use against the table's count");
         let (mut vacant, mut index) = (0, self.vacant);
@@ -225,6 +234,14 @@ impl List {
             next => nodes.links(next).prev = prev,
         }
         self.len -= 1;
+    }
+
+    /// Panics if a member's neighbours are not that.
+    pub fn check_member(&self, nodes: &mut impl Nodes, index: u32) {
+        let Links { prev, next } = *nodes.links(index);
+        let after = if prev == NIL { self.head } else { nodes.links(prev).next };
+        let before = if next == NIL { self.tail } else { nodes.links(next).prev };
+        assert!(after == index && before == index, "the neighbours of member {index} are not that");
     }
 
     /// The members from head to tail; panics if the links contradict each other.

@@ -19,7 +19,8 @@ use crate::disk::{Batch, Swap, Writeback};
 use crate::groups::{Cursor, Scope};
 use crate::lru::{Cause, Met};
 use crate::seal::Nonce;
-use crate::slots::{Location, Object, Slot};
+use crate::shards::All;
+use crate::slots::{Object, Slot};
 use crate::state::State;
 use crate::swapfile::{CLUSTER, PAGE, Run, units};
 use crate::zswap::Zswap;
@@ -32,13 +33,13 @@ const MIN_WRITE: u64 = 16;
 const MAX_WRITE: u64 = (CLUSTER / PAGE) as u64;
 /// Most entries that one list gives before it is the next one's turn.
 const VISIT: usize = 8;
-/// Entries that are recorded without letting others at the lock.
-const BATCH: usize = 32;
 
 /// What is being written. There is one, kept from one write to the next.
 #[derive(Default)]
 pub(crate) struct Cluster {
     victims: Vec<Victim>,
+    /// Where the shrink worker stopped.
+    cursor: Cursor,
     /// The victims as they go to disk, in the same order.
     batch: Batch,
 }
@@ -81,21 +82,25 @@ struct Shrink {
 
 impl Shrink {
     /// Bytes of pool memory, or of objects, still to be freed.
-    fn missing(&self, state: &State) -> u64 {
+    fn missing(&self, all: &mut All<'_>) -> u64 {
         match self.goal {
             Goal::Freed(bytes) => bytes.saturating_sub(self.freed),
-            Goal::Accepting if self.written >= state.config.policy.pages_per_run() => 0,
-            Goal::Accepting => state.shrink_needed(),
+            Goal::Accepting => self.missing_to_accept(all.one()),
             Goal::BelowLimit(_) if self.written > 0 => 0,
-            Goal::BelowLimit(group) => state.groups.above_limit(group),
+            Goal::BelowLimit(group) => all.above_limit(group),
             Goal::Scanned(_) => self.scans.saturating_mul(PAGE_SIZE as u64),
         }
+    }
+
+    /// Bytes of pool memory still to be freed until stores are accepted; any shard knows.
+    fn missing_to_accept(&self, state: &State) -> u64 {
+        if self.written >= state.config.policy.pages_per_run() { 0 } else { state.shrink_needed() }
     }
 }
 
 impl Zswap {
     /// Writes back the coldest entries of all groups in turn until `bytes` of the pools' memory were freed or no more can
-    /// be; returns the bytes freed, whole zspages, so perhaps more than asked for. Without a swap file that is 0. Loads and
+    /// be; returns the bytes freed, whole pages, so perhaps more than asked for. Without a swap file that is 0. Loads and
     /// stores do not wait for this.
     pub fn shrink(&self, bytes: u64) -> u64 {
         self.run(Scope::All, Goal::Freed(bytes), Cause::Limit).freed
@@ -104,7 +109,7 @@ impl Zswap {
     /// The shrink worker's run: compacts, then writes back, until the pools are at or under the accept threshold, and stops
     /// exactly there. Does nothing unless stores are refused. Returns the bytes of pool memory freed.
     pub fn shrink_until_accepting(&self) -> u64 {
-        self.state.lock().mark_full();
+        self.shards.any().mark_full();
         let compacted = self.compact_while(|state| state.shrink_needed() > 0);
         compacted + self.run(Scope::All, Goal::Accepting, Cause::Limit).freed
     }
@@ -121,10 +126,10 @@ impl Zswap {
 
     fn run(&self, scope: Scope, goal: Goal, cause: Cause) -> Shrink {
         let mut shrink = {
-            let state = self.state.lock();
-            let twice = 2 * state.groups.entries(scope);
+            let all = &mut self.shards.all();
+            let twice = 2 * all.entries(scope);
             let scans = if let Goal::Scanned(entries) = goal { entries.min(twice) } else { twice };
-            let most = state.config.policy.pages_per_run().min(MAX_WRITE);
+            let most = all.one().config.policy.pages_per_run().min(MAX_WRITE);
             let cursor = Cursor::default();
             Shrink { scope, goal, cause, cursor, scans, most, stopped: false, freed: 0, written: 0 }
         };
@@ -162,31 +167,33 @@ impl Zswap {
     /// Step 1: takes space, and victims for it. None if there is nothing to write, or no space; no victims if all
     /// that were met have a second chance, or the coldest is longer than any space there is.
     fn isolate(&self, swap: &Swap, cluster: &mut Cluster, shrink: &mut Shrink) -> Option<Run> {
-        let state = &mut *self.state.lock();
-        let entries = state.groups.entries(shrink.scope).min(shrink.scans);
-        let missing = shrink.missing(state);
+        let all = &mut self.shards.all();
+        let entries = all.entries(shrink.scope).min(shrink.scans);
+        let missing = shrink.missing(all);
         if entries == 0 || missing == 0 {
             return None;
         }
-        let mean = (state.pools.bytes() / state.pools.objects()).max(1);
+        let count = |state: &State| (state.pools.bytes(), state.pools.objects());
+        let (bytes, objects) = all.iter().map(count).fold((0, 0), |a, b| (a.0 + b.0, a.1 + b.1));
+        let mean = (bytes / objects).max(1);
         let want = missing.div_ceil(mean).max(MIN_WRITE).min(entries).min(shrink.most);
         // Room for the longest entries; what they leave is given back.
-        let run = state.space.allocate(want as u32 * PAGE)?;
+        let run = self.space.lock().allocate(want as u32 * PAGE)?;
         let mut room = Room { entries: want as usize, units: run.len };
         cluster.victims.clear();
-        let mut cursor = if shrink.scope == Scope::All { state.groups.cursor } else { shrink.cursor };
+        let mut cursor = if shrink.scope == Scope::All { cluster.cursor } else { shrink.cursor };
         while room.entries > 0 && shrink.scans > 0 && !shrink.stopped {
-            let Some(list) = state.groups.next_list(shrink.scope, &mut cursor) else { break };
-            visit(swap, state, list, &mut room, &mut cluster.victims, shrink);
+            let Some(list) = all.next_list(shrink.scope, &mut cursor) else { break };
+            visit(swap, all, list, &mut room, &mut cluster.victims, shrink);
         }
         if shrink.scope == Scope::All {
-            state.groups.cursor = cursor;
+            cluster.cursor = cursor;
         } else {
             shrink.cursor = cursor;
         }
-        // The lock is dropped here, and from now on anybody may load, share or invalidate a victim. That is safe:
+        // The locks are dropped here, and from now on anybody may load, share or invalidate a victim. That is safe:
         // - It is on no list, and only one cluster is written at a time: nobody else writes it.
-        // - Its object is freed by whoever drops its last reference, at once. We touch it only under the lock, and only
+        // - Its object is freed by whoever drops its last reference, at once. We touch it only under its shard's lock, and only
         //   after having found the slot still Writing under our nonce. If the slot has been given to another page since,
         //   that page has another location or, taken by a later isolate, another nonce.
         // - So what `record` finds still ours was neither freed nor changed, and what we wrote is its content.
@@ -196,7 +203,7 @@ impl Zswap {
 
     /// Step 2: packs the victims; drops those that are gone.
     fn fill(&self, swap: &Swap, cluster: &mut Cluster, run: Run) {
-        let Cluster { victims, batch } = cluster;
+        let Cluster { victims, batch, .. } = cluster;
         batch.begin(run);
         victims.retain(|victim| self.pack(swap, *victim, batch));
     }
@@ -205,10 +212,11 @@ impl Zswap {
     fn pack(&self, swap: &Swap, Victim { slot, nonce }: Victim, batch: &mut Batch) -> bool {
         with_scratch(|scratch| {
             let (object, length) = {
-                let state = self.state.lock();
+                let state = self.shards.of(slot);
                 let Some((object, _)) = state.slots.writing(slot, nonce) else { return false };
                 let data = state.pools.get(object);
                 scratch.buffer[..data.len()].copy_from_slice(data);
+                state.pools.check_owner(object, slot);
                 (object, data.len())
             };
             let compressor = object.pool.compressor();
@@ -233,47 +241,44 @@ impl Zswap {
     fn pass_over(&self, slot: Slot, nonce: Nonce) {
         self.events.decompress_fail.count();
         self.events.reject_reclaim_fail.count();
-        let state = &mut *self.state.lock();
+        let state = &mut *self.shards.of(slot);
         if let Some((object, _)) = state.slots.writing(slot, nonce) {
             state.list_hot(slot, object);
         }
     }
 
     /// Step 4, after the write.
-    fn record(&self, Cluster { victims, batch }: &Cluster, shrink: &mut Shrink) {
+    fn record(&self, Cluster { victims, batch, .. }: &Cluster, shrink: &mut Shrink) {
         let exact = shrink.goal == Goal::Accepting;
         let mut unused = Vec::new();
         let mut recorded = 0;
-        'batches: for (victims, entries) in victims.chunks(BATCH).zip(batch.entries.chunks(BATCH)) {
-            let state = &mut *self.state.lock();
-            for (&Victim { slot, nonce }, &sealed) in victims.iter().zip(entries) {
-                if exact && shrink.missing(state) == 0 {
-                    break 'batches;
-                }
-                recorded += 1;
-                match state.slots.writing(slot, nonce) {
-                    Some((object, false)) => {
-                        let group = state.group_of(slot);
-                        let length = state.pools.length(object);
-                        let mut pages = state.free_object(group, object);
-                        if exact && shrink.missing(state) > 0 {
-                            pages += state.pools.settle(object.pool, length);
-                        }
-                        shrink.freed += pages * PAGE_SIZE as u64;
-                        shrink.written += 1;
-                        state.slots.get_mut(slot).location = Location::Disk(sealed);
-                        state.swapped += 1;
-                        state.groups.charge(group, |counters| {
-                            counters.zswpwb += 1;
-                            counters.pswpout += 1;
-                        });
+        for (&Victim { slot, nonce }, &sealed) in victims.iter().zip(&batch.entries) {
+            let state = &mut *self.shards.of(slot);
+            if exact && shrink.missing_to_accept(state) == 0 {
+                break;
+            }
+            recorded += 1;
+            match state.slots.writing(slot, nonce) {
+                Some((object, false)) => {
+                    let group = state.group_of(slot);
+                    let mut pages = state.free_object(group, object);
+                    if exact && shrink.missing_to_accept(state) > 0 {
+                        pages += state.pools.settle(&mut state.slots, object);
                     }
-                    Some((object, true)) => {
-                        state.list_hot(slot, object);
-                        unused.push(sealed.run());
-                    }
-                    None => unused.push(sealed.run()),
+                    shrink.freed += pages * PAGE_SIZE as u64;
+                    shrink.written += 1;
+                    state.slots.set_disk(slot, sealed);
+                    state.swapped += 1;
+                    state.groups.charge(group, |counters| {
+                        counters.zswpwb += 1;
+                        counters.pswpout += 1;
+                    });
                 }
+                Some((object, true)) => {
+                    state.list_hot(slot, object);
+                    unused.push(sealed.run());
+                }
+                None => unused.push(sealed.run()),
             }
         }
         self.put_back(&victims[recorded..], false);
@@ -282,17 +287,15 @@ impl Zswap {
 
     /// Step 4 for entries that stay: they go back where they were, and are counted if their write has failed.
     fn put_back(&self, victims: &[Victim], failed: bool) {
-        for batch in victims.rchunks(BATCH) {
-            let state = &mut *self.state.lock();
-            for &Victim { slot, nonce } in batch.iter().rev() {
-                match state.slots.writing(slot, nonce) {
-                    Some((object, false)) => state.list_cold(slot, object),
-                    Some((object, true)) => state.list_hot(slot, object),
-                    None => continue,
-                }
-                if failed {
-                    self.events.reject_reclaim_fail.count();
-                }
+        for &Victim { slot, nonce } in victims.iter().rev() {
+            let state = &mut *self.shards.of(slot);
+            match state.slots.writing(slot, nonce) {
+                Some((object, false)) => state.list_cold(slot, object),
+                Some((object, true)) => state.list_hot(slot, object),
+                None => continue,
+            }
+            if failed {
+                self.events.reject_reclaim_fail.count();
             }
         }
     }
@@ -307,7 +310,7 @@ struct Room {
 /// Takes a few victims from the cold end of a list.
 fn visit(
     swap: &Swap,
-    state: &mut State,
+    all: &mut All<'_>,
     (group, node): (u16, u8),
     room: &mut Room,
     victims: &mut Vec<Victim>,
@@ -318,8 +321,9 @@ fn visit(
             return;
         }
         shrink.scans -= 1;
+        let Some(state) = all.coldest((group, node)) else { return };
         if state.config.policy.mixes_groups() {
-            let coldest = state.groups.lru_mut(group, node).coldest();
+            let coldest = state.groups.coldest(&state.slots, group, node);
             let owner = coldest.map(|slot| state.group_of(slot));
             if owner.is_some_and(|owner| !state.groups.may_write_back(owner)) {
                 state.groups.lru_mut(group, node).rotate(&mut state.slots);
@@ -334,7 +338,7 @@ fn visit(
                 return;
             }
             Met::Victim(slot, object) => {
-                let units = units_on_disk(swap, state, object);
+                let units = units_on_disk(swap, object);
                 if units > room.units {
                     state.list_cold(slot, object);
                     room.entries = 0;
@@ -343,16 +347,20 @@ fn visit(
                 room.units -= units;
                 room.entries -= 1;
                 let nonce = swap.sealer.nonce();
-                state.slots.get_mut(slot).location = Location::Writing { object, nonce, loaded: false };
+                if !state.slots.set_writing(slot, object, nonce) {
+                    state.list_cold(slot, object);
+                    shrink.stopped = true;
+                    return;
+                }
                 victims.push(Victim { slot, nonce });
             }
         }
     }
 }
 
-fn units_on_disk(swap: &Swap, state: &State, object: Object) -> u32 {
+fn units_on_disk(swap: &Swap, object: Object) -> u32 {
     match swap.form {
-        Writeback::Compressed => units(state.pools.length(object)),
+        Writeback::Compressed => units(object.length as usize),
         Writeback::Pages => PAGE,
     }
 }

@@ -3,41 +3,39 @@
 //!
 //! 1. Room is counted in chunks of 64 bytes. A page with one object is on the list of as many chunks as it has free;
 //!    a page with two is on none; a page with none goes back to the system at once.
-//! 2. A handle is the page and the end. Nothing ever moves, so there is nothing to compact.
+//! 2. A place is the page and the end. Nothing ever moves, so there is nothing to compact.
 
 use crate::PAGE_SIZE;
 use crate::table::{CellOf, Links, List, Nodes, Table};
-use crate::zpool::{AllocError, Allocator, Handle, PageRun, PageSource};
+use crate::zpool::{AllocError, Allocator, MAX_ZSPAGES, PageSource, Place};
 use std::sync::Arc;
 
 const CHUNK: usize = 64;
 const CHUNKS: usize = PAGE_SIZE / CHUNK;
-/// Most pages: a handle has one bit more than a page's number.
-const MAX_PAGES: u32 = u32::MAX >> 1;
 
-pub(crate) struct Zbud {
-    memory: Arc<dyn PageSource>,
-    budpages: Table<CellOf<Budpage>>,
+pub(crate) struct Zbud<M: PageSource> {
+    memory: Arc<M>,
+    budpages: Table<CellOf<Budpage<M::Run>>>,
     /// Pages with one object, by free chunks.
     unbuddied: [List; CHUNKS],
     objects: u32,
     bytes: u64,
 }
 
-struct Budpage {
-    run: Box<dyn PageRun>,
+struct Budpage<R> {
+    run: R,
     /// Bytes of the object at the start and of that at the end; 0: none.
     lengths: [u16; 2],
     links: Links,
 }
 
-impl Nodes for Table<CellOf<Budpage>> {
+impl<R> Nodes for Table<CellOf<Budpage<R>>> {
     fn links(&mut self, index: u32) -> &mut Links {
         &mut self.get_mut(index).used_mut().links
     }
 }
 
-impl Budpage {
+impl<R> Budpage<R> {
     /// The list that this page belongs on; None if it has two objects, or one that leaves no chunk free.
     fn list(&self) -> Option<usize> {
         let [first, last] = self.lengths.map(usize::from);
@@ -56,26 +54,22 @@ fn chunks(length: usize) -> usize {
     length.div_ceil(CHUNK)
 }
 
-fn place(handle: Handle) -> (u32, usize) {
-    (handle.0 >> 1, handle.0 as usize & 1)
-}
-
-impl Zbud {
-    pub fn new(memory: Arc<dyn PageSource>) -> Zbud {
+impl<M: PageSource> Zbud<M> {
+    pub fn new(memory: Arc<M>) -> Zbud<M> {
         Zbud { memory, budpages: Table::new(), unbuddied: [List::default(); CHUNKS], objects: 0, bytes: 0 }
     }
 
     /// A page on no list.
     fn add_page(&mut self) -> Result<u32, AllocError> {
         let run = self.memory.take(1).ok_or(AllocError::Pages)?;
-        assert_eq!((*run).as_ref().len(), PAGE_SIZE, "the page source gave a run of another length");
+        assert_eq!(run.as_ref().len(), PAGE_SIZE, "the page source gave a run of another length");
         let budpage = Budpage { run, lengths: [0; 2], links: Links::default() };
-        self.budpages.insert(CellOf::Used(budpage), MAX_PAGES).ok_or(AllocError::Metadata)
+        self.budpages.insert(CellOf::Used(budpage), MAX_ZSPAGES).ok_or(AllocError::Metadata)
     }
 }
 
-impl Allocator for Zbud {
-    fn malloc(&mut self, data: &[u8]) -> Result<Handle, AllocError> {
+impl<M: PageSource> Allocator for Zbud<M> {
+    fn malloc(&mut self, data: &[u8], _owner: u32) -> Result<Place, AllocError> {
         assert!((1..=PAGE_SIZE).contains(&data.len()), "an object of {} bytes", data.len());
         // The tightest page that the object fits into.
         let want = chunks(data.len());
@@ -91,32 +85,25 @@ impl Allocator for Zbud {
         let end = (budpage.lengths[0] != 0) as usize;
         budpage.lengths[end] = data.len() as u16;
         let range = budpage.range(end);
-        (*budpage.run).as_mut()[range].copy_from_slice(data);
+        budpage.run.as_mut()[range].copy_from_slice(data);
         if let Some(list) = budpage.list() {
             self.unbuddied[list].push_front(&mut self.budpages, index);
         }
         self.objects += 1;
         self.bytes += data.len() as u64;
-        Ok(Handle(index << 1 | end as u32))
+        Ok(Place { zspage: index, index: end as u16 })
     }
 
-    fn get(&self, handle: Handle) -> &[u8] {
-        let (index, end) = place(handle);
-        let budpage = self.budpages.get(index).used();
-        &(*budpage.run).as_ref()[budpage.range(end)]
+    fn get(&self, Place { zspage, index: end }: Place, length: usize) -> &[u8] {
+        let budpage = self.budpages.get(zspage).used();
+        &budpage.run.as_ref()[budpage.range(end as usize)][..length]
     }
 
-    fn length(&self, handle: Handle) -> usize {
-        let (index, end) = place(handle);
-        self.budpages.get(index).used().lengths[end] as usize
-    }
-
-    fn free(&mut self, handle: Handle) -> u64 {
-        let (index, end) = place(handle);
+    fn free(&mut self, Place { zspage: index, index: end }: Place, length: usize) -> u64 {
         let budpage = self.budpages.get_mut(index).used_mut();
         let before = budpage.list();
-        let length = std::mem::take(&mut budpage.lengths[end]);
-        assert_ne!(length, 0, "an object that is not there");
+        let stored = std::mem::take(&mut budpage.lengths[end as usize]) as usize;
+        assert_eq!(stored, length, "the length of an object");
         self.objects -= 1;
         self.bytes -= length as u64;
         let (empty, after) = (budpage.lengths == [0; 2], budpage.list());
@@ -160,8 +147,12 @@ impl Allocator for Zbud {
         0
     }
 
-    fn compact_step(&mut self, _class: usize) -> Option<u64> {
+    fn compact_step(&mut self, _class: usize, _moved: &mut dyn FnMut(u32, Place)) -> Option<u64> {
         None
+    }
+
+    fn check_owner(&self, Place { zspage, index: end }: Place, _owner: u32) {
+        assert_ne!(self.budpages.get(zspage).used().lengths[end as usize], 0, "an object that is not there");
     }
 
     fn check_valid(&mut self) {
@@ -192,9 +183,9 @@ mod tests {
     #[test]
     fn two_objects_share_a_page_and_never_three() {
         let mut pool = Zbud::new(Arc::new(HeapSource));
-        let handles: Vec<_> = (1..=6).map(|i| pool.malloc(&[i; 100]).unwrap()).collect();
+        let places: Vec<_> = (1..=6).map(|i| pool.malloc(&[i; 100], 1).unwrap()).collect();
         assert_eq!(pool.pages(), 3);
-        assert_eq!(handles.into_iter().map(|handle| pool.free(handle)).sum::<u64>(), 3);
+        assert_eq!(places.into_iter().map(|place| pool.free(place, 100)).sum::<u64>(), 3);
         assert_eq!((pool.pages(), pool.bytes(), pool.objects()), (0, 0, 0));
     }
 
@@ -205,21 +196,20 @@ mod tests {
             steps in prop::collection::vec((1usize..=PAGE_SIZE, any::<u8>(), any::<prop::sample::Index>()), 1..200),
         ) {
             let mut pool = Zbud::new(Arc::new(HeapSource));
-            let mut model: Vec<(Handle, Vec<u8>)> = Vec::new();
+            let mut model: Vec<(Place, Vec<u8>)> = Vec::new();
             for (length, byte, which) in steps {
                 if byte % 3 == 0 && !model.is_empty() {
-                    let (handle, data) = model.swap_remove(which.index(model.len()));
-                    prop_assert_eq!(pool.get(handle), data.as_slice());
+                    let (place, data) = model.swap_remove(which.index(model.len()));
+                    prop_assert_eq!(pool.get(place, data.len()), data.as_slice());
                     let before = pool.pages();
-                    prop_assert_eq!(pool.free(handle), before - pool.pages());
+                    prop_assert_eq!(pool.free(place, data.len()), before - pool.pages());
                 } else {
-                    model.push((pool.malloc(&vec![byte; length]).unwrap(), vec![byte; length]));
+                    model.push((pool.malloc(&vec![byte; length], 1).unwrap(), vec![byte; length]));
                 }
                 pool.check_valid();
             }
-            for (handle, data) in model {
-                prop_assert_eq!(pool.get(handle), data.as_slice());
-                prop_assert_eq!(pool.length(handle), data.len());
+            for (place, data) in model {
+                prop_assert_eq!(pool.get(place, data.len()), data.as_slice());
             }
         }
     }

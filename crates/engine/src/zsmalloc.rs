@@ -1,116 +1,73 @@
 //! The pool's allocator, after the kernel's zsmalloc: objects of 1 to 4096 bytes, packed tightly into whole pages.
 //!
-//! 1. A size class holds objects of one rounded-up size. Its zspages are runs of 1 to 8 pages, as many as leave the least
-//!    waste; a run is contiguous, so an object may straddle its pages at no cost.
-//! 2. Pages hold nothing but objects. Which object owns which place is in the zspage's `places`, outside the pages; free
-//!    places are chained through the same array.
-//! 3. An object is named by a handle. The handle leads to the object's place, and only the handle: that is what lets
-//!    compaction move objects.
-//! 4. A zspage that is neither empty nor full is on the list of its class that fits how full it is. Allocation takes the
-//!    fullest, compaction empties the emptiest. An empty zspage goes back to the system at once.
+//! 1. A size class holds objects of one rounded-up size. Its zspages are contiguous runs, so an object may straddle pages at
+//!    no cost. A full one has as many pages, 1 to 32, as leave the least waste.
+//! 2. A zspage grows by a page when its next place needs one, and gives back the pages behind its last object: no
+//!    class holds more than it has objects for, but for its holes and the rest of one page.
+//! 3. Pages hold nothing but objects. Who owns which place is in the zspage's `places`, outside the pages; the holes
+//!    between the objects are chained through the same array. The last place is never a hole.
+//! 4. An object's owner keeps its place; each place names its owner, who is told when compaction moves the object.
+//! 5. A zspage that has holes is on the list of its class that fits how full it is; one without, that can grow, on the
+//!    last. A store takes a hole in the fullest before one grows; compaction empties the last page of the emptiest.
 //!
 //! There is no lock in here: the owner has one around it.
 
 use crate::PAGE_SIZE;
-use crate::table::{Cell, CellOf, Links, List, NIL, Nodes, Table};
-use crate::zpool::{AllocError, Allocator, Handle, MAX_ZSPAGE_PAGES, PageRun, PageSource};
+use crate::table::{CellOf, Links, List, NIL, Nodes, Table};
+use crate::zpool::{AllocError, Allocator, MAX_PLACES, MAX_ZSPAGE_PAGES, MAX_ZSPAGES, PageRun, PageSource, Place};
 use std::sync::Arc;
 
 /// Sizes are rounded up to a multiple of this many bytes.
 const SIZE_STEP: usize = 16;
-/// Lists of partly filled zspages in a class.
+/// Lists of zspages with holes in a class.
 const FULLNESS_GROUPS: usize = 8;
-/// End of the chain of free places.
-const NO_PLACE: u16 = u16::MAX;
-/// Marks a free place; the low half is then the next free place.
-const FREE: u32 = 1 << 31;
+/// The list of zspages without holes that can grow.
+const GROWING: usize = FULLNESS_GROUPS;
+/// Marks a hole. Its neighbours in the chain of holes are in the 15 bits below, and in the 15 lowest.
+const HOLE: u32 = 1 << 31;
+/// The end of the chain of holes.
+const NO_PLACE: u16 = (1 << 15) - 1;
 
 const _: () = assert!(PAGE_SIZE.is_multiple_of(SIZE_STEP));
-const _: () = assert!(MAX_ZSPAGE_PAGES * PAGE_SIZE / SIZE_STEP < NO_PLACE as usize);
+const _: () = assert!(MAX_PLACES < NO_PLACE as usize);
 
-pub(crate) struct Zsmalloc {
-    memory: Arc<dyn PageSource>,
+pub(crate) struct Zsmalloc<M: PageSource> {
+    memory: Arc<M>,
     classes: Vec<Class>,
     /// Class by size in steps, rounded up.
-    class_by_steps: Vec<u8>,
-    zspages: Table<CellOf<Zspage>>,
-    objects: Table<ObjectCell>,
+    class_by_steps: Vec<u16>,
+    zspages: Table<CellOf<Zspage<M::Run>>>,
     pages: u64,
+    objects: u32,
     bytes: u64,
 }
 
 struct Class {
     /// Bytes of each place.
     size: u32,
+    /// Pages and places of a zspage that is full.
     pages: u8,
-    /// Places in a zspage.
     places: u16,
     zspages: u32,
-    objects: u64,
-    partial: [List; FULLNESS_GROUPS],
+    holes: u32,
+    lists: [List; FULLNESS_GROUPS + 1],
 }
 
-struct Zspage {
-    run: Box<dyn PageRun>,
-    /// For each place the handle of its object, or FREE and the next free place.
-    places: Box<[u32]>,
+struct Zspage<R> {
+    run: R,
+    /// For each place the owner of its object, or a hole with its neighbours.
+    places: Vec<u32>,
     links: Links,
     used: u16,
-    free: u16,
-    class: u8,
+    /// The first of the chain of holes.
+    hole: u16,
+    class: u16,
+    pages: u8,
 }
 
-/// Where an object is. A vacant cell has length 0 and its link in `zspage`.
-#[derive(Clone, Copy)]
-struct ObjectCell {
-    zspage: u32,
-    place: u16,
-    length: u16,
-}
-
-impl Cell for ObjectCell {
-    fn vacant(next: u32) -> Self {
-        ObjectCell { zspage: next, place: 0, length: 0 }
-    }
-    fn next_vacant(&self) -> Option<u32> {
-        (self.length == 0).then_some(self.zspage)
-    }
-}
-
-impl Nodes for Table<CellOf<Zspage>> {
+impl<R> Nodes for Table<CellOf<Zspage<R>>> {
     fn links(&mut self, index: u32) -> &mut Links {
         &mut self.get_mut(index).used_mut().links
-    }
-}
-
-impl Zspage {
-    /// The list of its class that this zspage belongs on; None if full (or empty: then it is not kept at all).
-    fn fullness(&self) -> Option<usize> {
-        let places = self.places.len();
-        let used = self.used as usize;
-        (used > 0 && used < places).then(|| used * FULLNESS_GROUPS / places)
-    }
-
-    /// Puts an object into a free place.
-    fn put(&mut self, size: u32, handle: u32, data: &[u8]) -> u16 {
-        let place = self.free;
-        let owner = &mut self.places[place as usize];
-        assert!(*owner & FREE != 0, "place {place} is not free");
-        self.free = *owner as u16;
-        *owner = handle;
-        self.used += 1;
-        let start = place as usize * size as usize;
-        (*self.run).as_mut()[start..start + data.len()].copy_from_slice(data);
-        place
-    }
-
-    /// Frees a place.
-    fn clear(&mut self, place: u16, handle: u32) {
-        let owner = &mut self.places[place as usize];
-        assert_eq!(*owner, handle, "place {place} belongs to another object");
-        *owner = FREE | self.free as u32;
-        self.free = place;
-        self.used -= 1;
     }
 }
 
@@ -123,13 +80,14 @@ fn best_zspage(size: usize) -> (usize, usize) {
     let places = |pages: usize| pages * PAGE_SIZE / size;
     // a / b < c / d  as  a * d < c * b
     let wastes_less = |a: usize, b: usize| (a * PAGE_SIZE % size) * b < (b * PAGE_SIZE % size) * a;
-    let pages = (1..=MAX_ZSPAGE_PAGES).reduce(|best, pages| if wastes_less(pages, best) { pages } else { best });
-    let pages = pages.expect("at least one length");
+    let lengths = (1..=MAX_ZSPAGE_PAGES).filter(|pages| places(*pages) <= MAX_PLACES);
+    let pages = lengths.reduce(|best, pages| if wastes_less(pages, best) { pages } else { best });
+    let pages = pages.expect("a page has few enough places");
     (pages, places(pages))
 }
 
 /// The classes in ascending order of size. Sizes that would have the same zspages share a class, that of the largest.
-fn size_classes() -> (Vec<Class>, Vec<u8>) {
+fn size_classes() -> (Vec<Class>, Vec<u16>) {
     let mut classes: Vec<Class> = Vec::new();
     let mut class_by_steps = vec![0];
     for steps in 1..=PAGE_SIZE / SIZE_STEP {
@@ -142,26 +100,196 @@ fn size_classes() -> (Vec<Class>, Vec<u8>) {
                 pages: pages as u8,
                 places: places as u16,
                 zspages: 0,
-                objects: 0,
-                partial: Default::default(),
+                holes: 0,
+                lists: Default::default(),
             }),
         }
-        class_by_steps.push(u8::try_from(classes.len() - 1).expect("fewer than 256 classes"));
+        class_by_steps.push(u16::try_from(classes.len() - 1).expect("fewer classes than steps"));
     }
     (classes, class_by_steps)
 }
 
 impl Class {
-    fn free_places(&self) -> u64 {
-        self.zspages as u64 * self.places as u64 - self.objects
-    }
-
+    /// The fullest zspage with a hole.
     fn fullest(&self) -> Option<u32> {
-        self.partial.iter().rev().find_map(List::head)
+        self.lists[..FULLNESS_GROUPS].iter().rev().find_map(List::head)
     }
 
+    /// The fullest zspage with a hole, but for one.
+    fn fullest_but<R>(&self, one: u32, zspages: &mut Table<CellOf<Zspage<R>>>) -> Option<u32> {
+        let heads = self.lists[..FULLNESS_GROUPS].iter().rev().filter_map(List::head);
+        let mut others = heads.map(|head| if head == one { zspages.links(head).next } else { head });
+        others.find(|index| *index != NIL)
+    }
+
+    /// The emptiest zspage with a hole.
     fn emptiest(&self) -> Option<u32> {
-        self.partial.iter().find_map(List::head)
+        self.lists[..FULLNESS_GROUPS].iter().find_map(List::head)
+    }
+
+    /// The pages that so many places take.
+    fn pages_of(&self, places: usize) -> usize {
+        (places * self.size as usize).div_ceil(PAGE_SIZE)
+    }
+
+    /// The list of a zspage; None if it is full, or has no object: then it is not kept.
+    fn list_of<R>(&self, zspage: &Zspage<R>) -> Option<usize> {
+        let (used, places) = (zspage.used as usize, zspage.places.len());
+        if used == 0 || used == self.places as usize {
+            None
+        } else if used == places {
+            Some(GROWING)
+        } else {
+            Some(used * FULLNESS_GROUPS / places)
+        }
+    }
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Zspages
+// ---------------------------------------------------------------------------------------------------------------------
+
+/// The neighbours of a hole in the chain: the one before and the one after.
+fn neighbours(hole: u32) -> (u16, u16) {
+    assert!(hole & HOLE != 0, "a place that is no hole is in the chain of holes");
+    ((hole >> 15) as u16 & NO_PLACE, hole as u16 & NO_PLACE)
+}
+
+fn hole(before: u16, after: u16) -> u32 {
+    HOLE | (before as u32) << 15 | after as u32
+}
+
+impl<R> Zspage<R> {
+    /// Puts a hole at the head of the chain.
+    fn chain(&mut self, place: u16) {
+        self.places[place as usize] = hole(NO_PLACE, self.hole);
+        if self.hole != NO_PLACE {
+            let (_, after) = neighbours(self.places[self.hole as usize]);
+            self.places[self.hole as usize] = hole(place, after);
+        }
+        self.hole = place;
+    }
+
+    /// Takes a hole out of the chain.
+    fn unchain(&mut self, place: u16) {
+        let (before, after) = neighbours(self.places[place as usize]);
+        match before {
+            NO_PLACE => self.hole = after,
+            _ => self.places[before as usize] = hole(neighbours(self.places[before as usize]).0, after),
+        }
+        if after != NO_PLACE {
+            self.places[after as usize] = hole(before, neighbours(self.places[after as usize]).1);
+        }
+    }
+
+    /// Drops the holes at the end.
+    fn trim(&mut self) {
+        while let Some(last) = self.places.last()
+            && last & HOLE != 0
+        {
+            self.unchain(self.places.len() as u16 - 1);
+            self.places.pop();
+        }
+    }
+}
+
+impl<M: PageSource> Zsmalloc<M> {
+    pub fn new(memory: Arc<M>) -> Zsmalloc<M> {
+        let (classes, class_by_steps) = size_classes();
+        Zsmalloc { memory, classes, class_by_steps, zspages: Table::new(), pages: 0, objects: 0, bytes: 0 }
+    }
+
+    /// Does something to a zspage, after which it is on the list that fits, has the pages that it needs, and is gone if it
+    /// has no object left. Returns the pages given back.
+    fn change(&mut self, index: u32, change: impl FnOnce(&mut Zspage<M::Run>)) -> u64 {
+        let zspage = self.zspages.get_mut(index).used_mut();
+        let class = &mut self.classes[zspage.class as usize];
+        let (before, holes) = (class.list_of(zspage), zspage.places.len() as u32 - zspage.used as u32);
+        change(zspage);
+        let (after, pages) = (class.list_of(zspage), class.pages_of(zspage.places.len()));
+        class.holes = class.holes - holes + (zspage.places.len() as u32 - zspage.used as u32);
+        let freed = (zspage.pages as usize).saturating_sub(pages);
+        if freed > 0 {
+            if pages > 0 {
+                zspage.run.resize(pages);
+            }
+            zspage.pages = pages as u8;
+            self.pages -= freed as u64;
+        }
+        if before != after {
+            if let Some(list) = before {
+                class.lists[list].unlink(&mut self.zspages, index);
+            }
+            if let Some(list) = after {
+                class.lists[list].push_front(&mut self.zspages, index);
+            }
+        }
+        if pages == 0 {
+            class.zspages -= 1;
+            self.zspages.remove(index);
+        }
+        freed as u64
+    }
+
+    /// Puts an object into a hole of a zspage, or behind its last: it has pages for that.
+    fn put(&mut self, index: u32, owner: u32, data: &[u8]) -> Place {
+        let zspage = self.zspages.get(index).used();
+        let place = if zspage.hole == NO_PLACE { zspage.places.len() as u16 } else { zspage.hole };
+        self.put_at(Place { zspage: index, index: place }, owner, data)
+    }
+
+    fn put_at(&mut self, place: Place, owner: u32, data: &[u8]) -> Place {
+        let size = self.classes[self.zspages.get(place.zspage).used().class as usize].size as usize;
+        let index = place.index as usize;
+        self.change(place.zspage, |zspage| {
+            if index == zspage.places.len() {
+                zspage.places.push(owner);
+            } else {
+                zspage.unchain(place.index);
+                zspage.places[index] = owner;
+            }
+            zspage.used += 1;
+            zspage.run.as_mut()[index * size..][..data.len()].copy_from_slice(data);
+        });
+        place
+    }
+
+    /// Takes an object away and leaves a hole, or nothing if it was the last.
+    fn clear(&mut self, Place { zspage, index }: Place) -> u64 {
+        self.change(zspage, |zspage| {
+            assert!(zspage.places[index as usize] & HOLE == 0, "place {index} is free already");
+            zspage.chain(index);
+            zspage.used -= 1;
+            zspage.trim();
+        })
+    }
+
+    /// A zspage that has pages for one place more: the one that grows, or a new one.
+    fn grow(&mut self, class: usize) -> Result<u32, AllocError> {
+        let Some(index) = self.classes[class].lists[GROWING].head() else { return self.add_zspage(class) };
+        let zspage = self.zspages.get_mut(index).used_mut();
+        let pages = self.classes[class].pages_of(zspage.places.len() + 1);
+        if pages > zspage.pages as usize {
+            if !zspage.run.resize(pages) {
+                return Err(AllocError::Pages);
+            }
+            self.pages += pages as u64 - zspage.pages as u64;
+            zspage.pages = pages as u8;
+        }
+        Ok(index)
+    }
+
+    /// An empty zspage of one page, on no list.
+    fn add_zspage(&mut self, class: usize) -> Result<u32, AllocError> {
+        let run = self.memory.take(self.classes[class].pages as usize).ok_or(AllocError::Pages)?;
+        let mut places = Vec::new();
+        places.try_reserve_exact(self.classes[class].places as usize).map_err(|_| AllocError::Metadata)?;
+        let (links, class_number) = (Links::default(), class as u16);
+        let zspage = Zspage { run, places, links, used: 0, hole: NO_PLACE, class: class_number, pages: 1 };
+        let index = self.zspages.insert(CellOf::Used(zspage), MAX_ZSPAGES).ok_or(AllocError::Metadata)?;
+        self.classes[class].zspages += 1;
+        self.pages += 1;
+        Ok(index)
     }
 }
 
@@ -169,62 +297,28 @@ impl Class {
 // Objects
 // ---------------------------------------------------------------------------------------------------------------------
 
-impl Zsmalloc {
-    pub fn new(memory: Arc<dyn PageSource>) -> Zsmalloc {
-        let (classes, class_by_steps) = size_classes();
-        let (zspages, objects) = (Table::new(), Table::new());
-        Zsmalloc { memory, classes, class_by_steps, zspages, objects, pages: 0, bytes: 0 }
+impl<M: PageSource> Allocator for Zsmalloc<M> {
+    fn malloc(&mut self, data: &[u8], owner: u32) -> Result<Place, AllocError> {
+        assert!((1..=PAGE_SIZE).contains(&data.len()) && owner & HOLE == 0, "an object of {} bytes", data.len());
+        let class = self.class_of(data.len());
+        let zspage = self.classes[class].fullest().map_or_else(|| self.grow(class), Ok)?;
+        self.objects += 1;
+        self.bytes += data.len() as u64;
+        Ok(self.put(zspage, owner, data))
     }
 
-    /// Puts an object into a free place of a zspage and tells the handle.
-    fn put(&mut self, class: usize, index: u32, handle: u32, data: &[u8]) {
-        let size = self.classes[class].size;
-        let zspage = self.zspages.get_mut(index).used_mut();
-        let before = zspage.fullness();
-        let place = zspage.put(size, handle, data);
-        self.relist(class, index, before);
-        let object = self.objects.get_mut(handle);
-        (object.zspage, object.place) = (index, place);
+    fn get(&self, place: Place, length: usize) -> &[u8] {
+        let zspage = self.zspages.get(place.zspage).used();
+        let start = place.index as usize * self.classes[zspage.class as usize].size as usize;
+        &zspage.run.as_ref()[start..start + length]
     }
 
-    /// Moves a zspage from the list `before` to the one that fits it now.
-    fn relist(&mut self, class: usize, index: u32, before: Option<usize>) {
-        let after = self.zspages.get(index).used().fullness();
-        if before != after {
-            let partial = &mut self.classes[class].partial;
-            if let Some(list) = before {
-                partial[list].unlink(&mut self.zspages, index);
-            }
-            if let Some(list) = after {
-                partial[list].push_front(&mut self.zspages, index);
-            }
-        }
+    fn free(&mut self, place: Place, length: usize) -> u64 {
+        self.objects -= 1;
+        self.bytes -= length as u64;
+        self.clear(place)
     }
 
-    fn add_zspage(&mut self, class: usize) -> Result<u32, AllocError> {
-        let &Class { pages, places, .. } = &self.classes[class];
-        let run = self.memory.take(pages as usize).ok_or(AllocError::Pages)?;
-        assert_eq!((*run).as_ref().len(), pages as usize * PAGE_SIZE, "the page source gave a run of another length");
-        let chain = (1..places).chain([NO_PLACE]).map(|next| FREE | next as u32).collect();
-        let zspage = Zspage { run, places: chain, links: Links::default(), used: 0, free: 0, class: class as u8 };
-        let index = self.zspages.insert(CellOf::Used(zspage), u32::MAX - 1).ok_or(AllocError::Metadata)?;
-        self.classes[class].zspages += 1;
-        self.pages += pages as u64;
-        Ok(index)
-    }
-
-    /// Gives a zspage that is on no list back to the system; returns its pages.
-    fn remove_zspage(&mut self, index: u32) -> u64 {
-        let CellOf::Used(zspage) = self.zspages.remove(index) else { panic!("a zspage that is not there") };
-        assert_eq!(zspage.used, 0, "zspage {index} is not empty");
-        let class = &mut self.classes[zspage.class as usize];
-        class.zspages -= 1;
-        self.pages -= class.pages as u64;
-        class.pages as u64
-    }
-}
-
-impl Allocator for Zsmalloc {
     fn largest_below_page(&self) -> usize {
         self.classes[self.classes.len() - 2].size as usize
     }
@@ -234,7 +328,7 @@ impl Allocator for Zsmalloc {
     }
 
     fn objects(&self) -> u32 {
-        self.objects.used()
+        self.objects
     }
 
     fn bytes(&self) -> u64 {
@@ -243,46 +337,7 @@ impl Allocator for Zsmalloc {
 
     fn metadata(&self) -> usize {
         let places: usize = self.classes.iter().map(|class| class.zspages as usize * class.places as usize).sum();
-        self.zspages.memory() + self.objects.memory() + places * size_of::<u32>()
-    }
-
-    fn malloc(&mut self, data: &[u8]) -> Result<Handle, AllocError> {
-        assert!((1..=PAGE_SIZE).contains(&data.len()), "an object of {} bytes", data.len());
-        let class = self.class_of(data.len());
-        let object = ObjectCell { zspage: NIL, place: 0, length: data.len() as u16 };
-        let handle = self.objects.insert(object, FREE - 1).ok_or(AllocError::Metadata)?;
-        let zspage = self.classes[class].fullest().map_or_else(|| self.add_zspage(class), Ok);
-        let zspage = zspage.inspect_err(|_| {
-            self.objects.remove(handle);
-        })?;
-        self.put(class, zspage, handle, data);
-        self.classes[class].objects += 1;
-        self.bytes += data.len() as u64;
-        Ok(Handle(handle))
-    }
-
-    fn get(&self, handle: Handle) -> &[u8] {
-        let ObjectCell { zspage, place, length } = *self.objects.get(handle.0);
-        let zspage = self.zspages.get(zspage).used();
-        let start = place as usize * self.classes[zspage.class as usize].size as usize;
-        &(*zspage.run).as_ref()[start..start + length as usize]
-    }
-
-    fn length(&self, handle: Handle) -> usize {
-        self.objects.get(handle.0).length as usize
-    }
-
-    fn free(&mut self, handle: Handle) -> u64 {
-        let ObjectCell { zspage: index, place, length } = self.objects.remove(handle.0);
-        self.bytes -= length as u64;
-        let zspage = self.zspages.get_mut(index).used_mut();
-        let class = zspage.class as usize;
-        let before = zspage.fullness();
-        zspage.clear(place, handle.0);
-        let empty = zspage.used == 0;
-        self.relist(class, index, before);
-        self.classes[class].objects -= 1;
-        if empty { self.remove_zspage(index) } else { 0 }
+        self.zspages.memory() + places * size_of::<u32>()
     }
 
     fn class_of(&self, length: usize) -> usize {
@@ -293,90 +348,94 @@ impl Allocator for Zsmalloc {
         self.classes.len()
     }
 
-    fn compact_step(&mut self, class: usize) -> Option<u64> {
-        let Class { places, size, .. } = self.classes[class];
-        if self.classes[class].free_places() < places as u64 {
+    fn compact_step(&mut self, class: usize, moved: &mut dyn FnMut(u32, Place)) -> Option<u64> {
+        let Class { size, holes, .. } = self.classes[class];
+        let source = self.classes[class].emptiest()?;
+        let zspage = self.zspages.get(source).used();
+        // Whoever reaches into the last page has to go elsewhere.
+        let first = (zspage.pages as usize - 1) * PAGE_SIZE / size as usize;
+        let tail: Vec<u32> = zspage.places[first..].to_vec();
+        // As many holes as the tail has places: those in the tail are in both counts.
+        if (holes as usize) < tail.len() {
             return None;
         }
-        let source = self.classes[class].emptiest().expect("free places are in partly filled zspages");
-        let before = self.zspages.get(source).used().fullness();
-        self.classes[class].partial[before.expect("on a list")].unlink(&mut self.zspages, source);
-        // From here the source is on no list, so that no object can be moved into it.
+        let mut freed = 0;
         let mut data = [0; PAGE_SIZE];
-        for place in 0..places {
-            let zspage = self.zspages.get_mut(source).used_mut();
-            let handle = zspage.places[place as usize];
-            if handle & FREE != 0 {
-                continue;
-            }
-            let length = self.objects.get(handle).length as usize;
-            let start = place as usize * size as usize;
-            data[..length].copy_from_slice(&(*zspage.run).as_ref()[start..start + length]);
-            zspage.clear(place, handle);
-            let target = self.classes[class].fullest().expect("the other zspages have a zspage's worth of free places");
-            self.put(class, target, handle, &data[..length]);
+        for (index, &owner) in tail.iter().enumerate().rev().filter(|(_, owner)| **owner & HOLE == 0) {
+            let (data, from) = (&mut data[..size as usize], first + index);
+            let zspage = self.zspages.get(source).used();
+            data.copy_from_slice(&zspage.run.as_ref()[from * size as usize..][..size as usize]);
+            let to = match self.classes[class].fullest_but(source, &mut self.zspages) {
+                Some(other) => self.put(other, owner, data),
+                None => {
+                    let mut places = self.zspages.get(source).used().places[..first].iter();
+                    let hole = places.position(|owner| owner & HOLE != 0).expect("there are holes enough");
+                    self.put_at(Place { zspage: source, index: hole as u16 }, owner, data)
+                }
+            };
+            moved(owner, to);
+            // What is left of the tail keeps the holes before it: only those behind the last object are dropped.
+            freed += self.clear(Place { zspage: source, index: from as u16 });
         }
-        Some(self.remove_zspage(source))
+        Some(freed)
+    }
+
+    fn check_owner(&self, place: Place, owner: u32) {
+        assert_eq!(self.zspages.get(place.zspage).used().places[place.index as usize], owner, "owner of {place:?}");
     }
 
     fn check_valid(&mut self) {
         self.zspages.check_valid();
-        self.objects.check_valid();
         let mut listed = std::collections::HashMap::new();
         for (index, class) in self.classes.iter().enumerate() {
-            for (group, list) in class.partial.iter().enumerate() {
+            for (group, list) in class.lists.iter().enumerate() {
                 for zspage in list.check_valid(&mut self.zspages) {
                     assert_eq!(listed.insert(zspage, (index, group)), None, "zspage {zspage} is on two lists");
                 }
             }
         }
-        let (mut pages, mut places_used) = (0, 0);
+        let (mut pages, mut objects) = (0, 0);
         let mut zspages = vec![0; self.classes.len()];
-        let mut objects = vec![0; self.classes.len()];
+        let mut holes = vec![0; self.classes.len()];
         for (index, cell) in self.zspages.iter() {
             let zspage = cell.used();
-            let class = zspage.class as usize;
+            let number = zspage.class as usize;
+            let class = &self.classes[number];
             assert!(zspage.used > 0, "zspage {index} is empty");
-            let list = zspage.fullness().map(|group| (class, group));
-            assert_eq!(listed.get(&index).copied(), list, "zspage {index} is on the wrong list");
-            zspages[class] += 1;
-            objects[class] += zspage.used as u64;
-            pages += self.classes[class].pages as u64;
-            places_used += zspage.check_places(index, &self.objects);
+            assert!(zspage.places.len() <= class.places as usize, "zspage {index} is too long");
+            assert_eq!(zspage.pages as usize, class.pages_of(zspage.places.len()), "pages of zspage {index}");
+            assert_eq!(zspage.run.as_ref().len(), zspage.pages as usize * PAGE_SIZE, "run of zspage {index}");
+            let list = class.list_of(zspage).map(|list| (number, list));
+            assert_eq!(listed.remove(&index), list, "zspage {index} is on the wrong list");
+            zspages[number] += 1;
+            holes[number] += zspage.check_places(index);
+            pages += zspage.pages as u64;
+            objects += zspage.used as u32;
         }
-        assert_eq!(pages, self.pages, "pages held");
-        assert_eq!(places_used, self.objects.used(), "places in use against objects");
-        assert_eq!(
-            self.objects.iter().map(|(_, object)| object.length as u64).sum::<u64>(),
-            self.bytes,
-            "bytes stored"
-        );
+        assert!(listed.is_empty(), "zspages that are not there are on lists");
+        assert_eq!((pages, objects), (self.pages, self.objects), "pages and objects held");
         for (index, class) in self.classes.iter().enumerate() {
-            assert_eq!((zspages[index], objects[index]), (class.zspages, class.objects), "counts of class {index}");
+            assert_eq!((zspages[index], holes[index]), (class.zspages, class.holes), "counts of class {index}");
         }
     }
 }
 
-impl Zspage {
-    /// Returns the number of places in use; panics if they and the objects or the free chain disagree.
-    fn check_places(&self, index: u32, objects: &Table<ObjectCell>) -> u32 {
-        let mut used = 0;
-        for (place, &owner) in self.places.iter().enumerate().filter(|(_, owner)| **owner & FREE == 0) {
-            let object = objects.get(owner);
-            assert_eq!((object.zspage, object.place as usize), (index, place), "object {owner} is elsewhere");
-            used += 1;
-        }
-        assert_eq!(used, self.used as u32, "places in use of zspage {index}");
-        let (mut free, mut place) = (0, self.free);
+impl<R> Zspage<R> {
+    /// Returns the number of holes; panics if they and their chain disagree.
+    fn check_places(&self, index: u32) -> u32 {
+        let holes = self.places.iter().filter(|owner| **owner & HOLE != 0).count();
+        assert_eq!(holes + self.used as usize, self.places.len(), "places in use of zspage {index}");
+        assert!(self.places.last().is_some_and(|last| last & HOLE == 0), "zspage {index} ends with a hole");
+        let (mut chained, mut last, mut place) = (0, NO_PLACE, self.hole);
         while place != NO_PLACE {
-            let owner = self.places[place as usize];
-            assert!(owner & FREE != 0, "the free chain of zspage {index} runs through an object");
-            free += 1;
-            assert!(free + used <= self.places.len() as u32, "the free chain of zspage {index} runs in a circle");
-            place = owner as u16;
+            let (before, after) = neighbours(self.places[place as usize]);
+            assert_eq!(before, last, "hole {place} of zspage {index} and the one before it disagree");
+            chained += 1;
+            assert!(chained <= holes, "the chain of holes of zspage {index} runs in a circle");
+            (last, place) = (place, after);
         }
-        assert_eq!(free + used, self.places.len() as u32, "free places of zspage {index}");
-        used
+        assert_eq!(chained, holes, "holes of zspage {index} in the chain");
+        holes as u32
     }
 }
 

@@ -4,6 +4,7 @@ use super::*;
 use crate::zpool::HeapSource;
 use proptest::prelude::*;
 use std::collections::HashMap;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 #[test]
 fn classes_cover_every_size_with_little_waste() {
@@ -14,56 +15,111 @@ fn classes_cover_every_size_with_little_waste() {
         assert!(class.size as usize >= length);
         assert!(class.places as usize * class.size as usize <= class.pages as usize * PAGE_SIZE);
         let share = class.pages as usize * PAGE_SIZE / class.places as usize;
-        assert!(share <= length + 16 + length / 7, "{length} bytes take {share}");
+        assert!(share <= length + 16 + length / 32, "{length} bytes take {share}");
     }
 }
 
 #[test]
-fn an_empty_zspage_goes_back_at_once() {
+fn a_zspage_has_the_pages_that_it_needs() {
     let mut pool = Zsmalloc::new(Arc::new(HeapSource));
-    let handles: Vec<_> = (0..100).map(|i| pool.malloc(&[i; 1000]).unwrap()).collect();
-    assert_eq!(pool.bytes(), 100_000);
-    assert!((25..=32).contains(&pool.pages()), "{}", pool.pages());
-    let freed: u64 = handles.into_iter().map(|handle| pool.free(handle)).sum();
-    assert!(freed >= 25);
+    let mut places = Vec::new();
+    for i in 0..200 {
+        places.push(pool.malloc(&[i; 1000], i as u32).unwrap());
+        let least = (places.len() as u64 * 1000).div_ceil(PAGE_SIZE as u64);
+        assert!((least..=least + 2).contains(&pool.pages()), "{} pages for {} objects", pool.pages(), places.len());
+        pool.check_valid();
+    }
+    assert_eq!((pool.bytes(), pool.objects()), (200_000, 200));
+    let mut held = pool.pages();
+    while let Some(place) = places.pop() {
+        held -= pool.free(place, 1000);
+        let least = (places.len() as u64 * 1000).div_ceil(PAGE_SIZE as u64);
+        assert!(pool.pages() == held && held <= least + 2, "{held} pages for {} objects", places.len());
+        pool.check_valid();
+    }
     assert_eq!((pool.pages(), pool.bytes(), pool.objects()), (0, 0, 0));
 }
 
 #[test]
 fn compaction_frees_what_can_be_freed() {
     let mut pool = Zsmalloc::new(Arc::new(HeapSource));
-    let mut handles: Vec<_> = (0..=255).map(|i| pool.malloc(&[i; 1000]).unwrap()).collect();
+    let places: Vec<_> = (0..=255).map(|i| pool.malloc(&[i; 1000], i as u32).unwrap()).collect();
     let before = pool.pages();
     // One object in four stays, in every zspage.
-    let mut index = 0;
-    handles.retain(|&handle| {
-        index += 1;
-        let keep = index % 4 == 0;
+    let mut kept: HashMap<u32, Place> = (0..).zip(places).collect();
+    kept.retain(|owner, place| {
+        let keep = owner % 4 == 3;
         if !keep {
-            pool.free(handle);
+            pool.free(*place, 1000);
         }
         keep
     });
     pool.check_valid();
-    assert_eq!(pool.pages(), before, "fragmented");
-    let freed: u64 =
-        (0..pool.classes()).map(|class| std::iter::from_fn(|| pool.compact_step(class)).sum::<u64>()).sum();
-    pool.check_valid();
-    assert_eq!(pool.pages(), before - freed);
-    assert!(pool.pages() <= before / 3, "{} of {before} pages are left", pool.pages());
-    for (i, handle) in handles.into_iter().enumerate() {
-        assert_eq!(pool.get(handle), [i as u8 * 4 + 3; 1000]);
+    assert!(pool.pages() > before * 9 / 10, "fragmented: {} of {before} pages are left", pool.pages());
+    let fragmented = pool.pages();
+    let freed: u64 = (0..pool.classes()).map(|class| compact(&mut pool, class, &mut kept)).sum();
+    assert_eq!(pool.pages(), fragmented - freed);
+    assert!(pool.pages() <= 64 * 1000 / PAGE_SIZE as u64 + 3, "{} of {before} pages are left", pool.pages());
+    for (owner, place) in kept {
+        assert_eq!(pool.get(place, 1000), [owner as u8; 1000]);
+    }
+}
+
+/// Compacts a class as far as it goes; each step gives a page back or is the last.
+fn compact(pool: &mut Zsmalloc<impl PageSource>, class: usize, owners: &mut HashMap<u32, Place>) -> u64 {
+    let mut freed = 0;
+    loop {
+        let mut moves = 0;
+        let step = pool.compact_step(class, &mut |owner, place| {
+            moves += 1;
+            *owners.get_mut(&owner).expect("an owner of an object") = place;
+        });
+        pool.check_valid();
+        let Some(pages) = step else { return freed };
+        assert!(pages > 0 && moves <= PAGE_SIZE / pool.classes[class].size as usize + 1);
+        freed += pages;
     }
 }
 
 /// Has memory for so many pages.
-struct Limited(Arc<std::sync::atomic::AtomicUsize>);
+struct Limited(Arc<AtomicUsize>);
+
+struct LimitedRun {
+    run: <HeapSource as PageSource>::Run,
+    pages: usize,
+    left: Arc<AtomicUsize>,
+}
 
 impl PageSource for Limited {
-    fn take(&self, pages: usize) -> Option<Box<dyn PageRun>> {
-        use std::sync::atomic::Ordering::Relaxed;
-        self.0.fetch_update(Relaxed, Relaxed, |left| left.checked_sub(pages)).ok()?;
-        HeapSource.take(pages)
+    type Run = LimitedRun;
+
+    fn take(&self, most: usize) -> Option<LimitedRun> {
+        self.0.fetch_update(Relaxed, Relaxed, |left| left.checked_sub(1)).ok()?;
+        Some(LimitedRun { run: HeapSource.take(most)?, pages: 1, left: self.0.clone() })
+    }
+}
+
+impl PageRun for LimitedRun {
+    fn resize(&mut self, pages: usize) -> bool {
+        let more = pages.saturating_sub(self.pages);
+        let room = self.left.fetch_update(Relaxed, Relaxed, |left| left.checked_sub(more)).is_ok();
+        if room {
+            assert!(self.run.resize(pages));
+            self.pages = pages;
+        }
+        room
+    }
+}
+
+impl AsRef<[u8]> for LimitedRun {
+    fn as_ref(&self) -> &[u8] {
+        self.run.as_ref()
+    }
+}
+
+impl AsMut<[u8]> for LimitedRun {
+    fn as_mut(&mut self) -> &mut [u8] {
+        self.run.as_mut()
     }
 }
 
@@ -90,36 +146,48 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
     #[test]
     fn objects_keep_their_bytes(steps in steps()) {
-        let memory = Arc::new(std::sync::atomic::AtomicUsize::new(20));
+        let memory = Arc::new(AtomicUsize::new(20));
         let mut pool = Zsmalloc::new(Arc::new(Limited(memory.clone())));
-        let mut model: Vec<(Handle, Vec<u8>)> = Vec::new();
-        for step in steps {
+        let mut model: HashMap<u32, Vec<u8>> = HashMap::new();
+        let mut places: HashMap<u32, Place> = HashMap::new();
+        for (owner, step) in (1..).zip(steps) {
             match step {
                 Step::Malloc { length, byte } => {
                     let data: Vec<u8> = (0..length).map(|i| byte.wrapping_add(i as u8)).collect();
-                    match pool.malloc(&data) {
-                        Ok(handle) => model.push((handle, data)),
+                    let before = pool.pages();
+                    match pool.malloc(&data, owner) {
+                        Ok(place) => {
+                            places.insert(owner, place);
+                            model.insert(owner, data);
+                        }
                         Err(error) => prop_assert_eq!(error, AllocError::Pages),
                     }
+                    prop_assert!(pool.pages() <= before + 1);
                 }
                 Step::Free { which } if !model.is_empty() => {
-                    let (handle, _) = model.swap_remove(which.index(model.len()));
+                    let mut owners: Vec<u32> = model.keys().copied().collect();
+                    owners.sort_unstable();
+                    let owner = owners[which.index(owners.len())];
+                    let (place, data) = (places.remove(&owner).unwrap(), model.remove(&owner).unwrap());
                     let before = pool.pages();
-                    let freed = pool.free(handle);
+                    let freed = pool.free(place, data.len());
                     prop_assert_eq!(pool.pages(), before - freed);
                 }
                 Step::Free { .. } => {}
-                Step::Compact { class } => drop(pool.compact_step(class.index(pool.classes()))),
-                Step::Memory { pages } => memory.store(pages, std::sync::atomic::Ordering::Relaxed),
+                Step::Compact { class } => {
+                    let (class, before) = (class.index(pool.classes()), pool.pages());
+                    let freed = compact(&mut pool, class, &mut places);
+                    prop_assert_eq!(pool.pages(), before - freed);
+                }
+                Step::Memory { pages } => memory.store(pages, Relaxed),
             }
             pool.check_valid();
             prop_assert_eq!(pool.objects() as usize, model.len());
+            prop_assert_eq!(pool.bytes() as usize, model.values().map(Vec::len).sum::<usize>());
         }
-        let handles: HashMap<_, _> = model.iter().map(|(handle, data)| (*handle, data)).collect();
-        prop_assert_eq!(handles.len(), model.len());
-        for (handle, data) in &model {
-            prop_assert_eq!(pool.get(*handle), data.as_slice());
-            prop_assert_eq!(pool.length(*handle), data.len());
+        for (owner, data) in &model {
+            pool.check_owner(places[owner], *owner);
+            prop_assert_eq!(pool.get(places[owner], data.len()), data.as_slice());
         }
     }
 }

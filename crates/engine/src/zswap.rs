@@ -11,23 +11,28 @@
 //!    a store of a group that is at its limit.
 //! 2. `through`: shared by those who write a page that the pool has refused, I/O included. Who changes what may be written
 //!    waits for them, too.
-//! 3. `state`: everything in memory. Held for lookups and for copies of at most a page, never over (de)compression or
-//!    I/O. What is behind it cannot reach `Zswap`, so nothing can be locked after it.
+//! 3. `shards`: everything in memory, one or all of them, in the order of their numbers. Held for lookups and for copies of
+//!    at most a page, never over (de)compression or I/O. What is behind them cannot reach `Zswap`.
+//! 4. `space` and `folios`: which of the disk is in use, and what is counted for folios. Held for a few instructions; nothing
+//!    is locked after them.
 
 use crate::Page;
 use crate::compress::{Compressor, with_scratch};
 use crate::counters::{Events, GroupCounters};
 use crate::disk::{Swap, Writeback};
+use crate::folio::{FolioCounters, MAX_FOLIO_ORDER};
 use crate::groups::Home;
 use crate::policy::{Policy, PoolReferences};
 use crate::seal::Sealer;
+use crate::shards::{MAX_SHARDS, Shards};
 use crate::slots::{Sealed, Slot};
-use crate::state::{Admission, Found, State};
-use crate::swapfile::SwapFile;
+use crate::state::{Admission, Found};
+use crate::swapfile::{DiskSpace, SwapFile};
 use crate::sync::{Mutex, RwLock};
 use crate::writeback::Cluster;
 use crate::zpool::{AllocError, PageSource, Zpool};
 use std::io;
+use std::sync::Arc;
 
 /// What can be set.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -50,6 +55,9 @@ pub struct Config {
     pub writeback: Writeback,
     /// Which entries are written back first, for comparison with the past.
     pub policy: Policy,
+    /// In how many parts the books are kept: 1, 2 or 4. The more there are, the less threads that store at once wait for each
+    /// other, and the more pages of the pool are partly filled.
+    pub shards: usize,
 }
 
 impl Default for Config {
@@ -64,6 +72,7 @@ impl Default for Config {
             swap_limit_bytes: None,
             writeback: Writeback::default(),
             policy: Policy::default(),
+            shards: MAX_SHARDS,
         }
     }
 }
@@ -117,9 +126,12 @@ pub enum Origin {
 
 /// The pool, the swap file behind it, and the slots that name their pages.
 pub struct Zswap {
-    pub(crate) state: Mutex<State>,
+    pub(crate) shards: Shards,
     pub(crate) cluster: Mutex<Cluster>,
     pub(crate) through: RwLock<()>,
+    pub(crate) space: Mutex<DiskSpace>,
+    /// By order.
+    pub(crate) folios: Mutex<[FolioCounters; MAX_FOLIO_ORDER + 1]>,
     pub(crate) swap: Option<Swap>,
     pub(crate) references: PoolReferences,
     pub(crate) events: Events,
@@ -127,14 +139,20 @@ pub struct Zswap {
 
 impl Zswap {
     /// An empty pool in pages from `memory`, with the swap file `swap` behind it if there is one. Panics if the accept
-    /// threshold is above 100 percent, or if the system has no random bytes for the swap file's key.
-    pub fn new(config: Config, swap: Option<Box<dyn SwapFile>>, memory: Box<dyn PageSource>) -> Zswap {
+    /// threshold is above 100 percent, if there are to be neither 1, 2 nor 4 shards, or if the system has no random bytes for
+    /// the swap file's key.
+    pub fn new(config: Config, swap: Option<Box<dyn SwapFile>>, memory: impl PageSource) -> Zswap {
         assert!(config.accept_threshold_percent <= 100, "an accept threshold above 100 percent");
-        let swap = swap.map(|file| Swap { file, sealer: Sealer::new(), form: config.writeback });
-        let references = PoolReferences::new(config.policy);
-        let state = State::new(config, memory);
-        let (cluster, through, events) = Default::default();
-        Zswap { state: Mutex::new(state), cluster, through, swap, references, events }
+        Zswap {
+            shards: Shards::new(&config, Arc::new(memory)),
+            cluster: Mutex::default(),
+            through: RwLock::default(),
+            space: Mutex::new(DiskSpace::new(config.swap_limit_bytes)),
+            folios: Mutex::default(),
+            swap: swap.map(|file| Swap { file, sealer: Sealer::new(), form: config.writeback }),
+            references: PoolReferences::new(config.policy),
+            events: Events::default(),
+        }
     }
 
     // -----------------------------------------------------------------------------------------------------------------
@@ -161,17 +179,24 @@ impl Zswap {
     /// Whether the pool takes a page from `home` now. A group on the path that has reached its limit is shrunk, once.
     pub(crate) fn admit(&self, home: Home) -> Result<Admission, Refusal> {
         for may_shrink in [true, false] {
-            let mut state = self.state.lock();
+            let state = self.shards.any();
             let group = state.group(home.group)?;
             if !state.config.enabled {
                 return Err(Refusal::Pool);
             }
-            let Some((top, max)) = state.groups.at_limit(group) else { return state.admit(group, &self.events) };
-            if max == 0 || !may_shrink {
-                state.groups.counters_mut(top).zswap_max_hit += 1;
-                return Err(Refusal::Pool);
+            if !state.groups.is_limited(group) {
+                return state.admit(group, &self.events);
             }
             drop(state);
+            // What a group has is the sum over the shards. It may have been removed meanwhile.
+            let mut all = self.shards.all();
+            let group = all.one().group(home.group)?;
+            let Some((top, max)) = all.at_limit(group) else { return all.one().admit(group, &self.events) };
+            if max == 0 || !may_shrink {
+                all.one().groups.counters_mut(top).zswap_max_hit += 1;
+                return Err(Refusal::Pool);
+            }
+            drop(all);
             self.shrink_group(top);
         }
         unreachable!("the second time does not shrink")
@@ -202,7 +227,7 @@ impl Zswap {
             }
             let data = length.map_or(page.as_slice(), |length| &scratch.buffer[..length]);
             // The group and the pool may have gone since: both are looked up again.
-            let mut state = self.state.lock();
+            let mut state = self.shards.any();
             let group = state.group(home.group)?;
             match state.store(pool, data, group, home.node) {
                 Ok(slot) => {
@@ -233,7 +258,7 @@ impl Zswap {
         home: Home,
         count: fn(&mut GroupCounters),
     ) -> Result<Slot, Refusal> {
-        let mut state = self.state.lock();
+        let mut state = self.shards.any();
         let group = state.group(home.group)?;
         let Some(slot) = state.store_filled(value, group, home.node) else {
             self.events.reject_kmemcache_fail.count();
@@ -262,7 +287,7 @@ impl Zswap {
             Ok(origin) => Ok(origin),
             Err(sealed) => {
                 self.read(&sealed, page)?;
-                self.state.lock().count_read(slot);
+                self.shards.of(slot).count_read(slot);
                 Ok(Origin::Disk)
             }
         }
@@ -271,17 +296,18 @@ impl Zswap {
     /// Loads a page that is in memory; says where it is on disk if it is there.
     pub(crate) fn load_or_locate(&self, slot: Slot, page: &mut Page) -> Result<Result<Origin, Sealed>, LoadError> {
         with_scratch(|scratch| {
-            let found = self.state.lock().find(slot, &mut scratch.buffer);
+            let found = self.shards.of(slot).find(slot, scratch.buffer.as_mut_slice(), page);
             match found {
                 Found::Filled(value) => {
                     page.as_chunks_mut().0.fill(value);
                     Ok(Ok(Origin::SameFilled))
                 }
+                Found::Page => Ok(Ok(Origin::Pool)),
                 Found::Pool { pool, length } => {
                     let _held = self.references.hold(pool);
                     let decompressed = scratch.decompress(pool.compressor(), length, page);
                     decompressed.map(|()| Ok(Origin::Pool)).map_err(|_| {
-                        self.state.lock().uncount_load(slot);
+                        self.shards.of(slot).uncount_load(slot);
                         self.corrupt()
                     })
                 }
@@ -301,15 +327,13 @@ impl Zswap {
 
     /// Adds a reference to a slot: another owner, after a fork. Panics if the slot is not in use.
     pub fn dup(&self, slot: Slot) {
-        let mut state = self.state.lock();
-        let references = &mut state.slots.get_mut(slot).references;
-        *references = references.checked_add(1).expect("fewer than 2^32 owners of a page");
+        self.shards.of(slot).slots.share(slot);
     }
 
     /// Gives up a reference to a slot. The last one frees what is stored, in the pool or on disk; the slot may then be
     /// given to another page. Panics if the slot is not in use.
     pub fn invalidate(&self, slot: Slot) {
-        let space = self.state.lock().invalidate(slot);
+        let space = self.shards.of(slot).invalidate(slot);
         self.free_space(space);
     }
 }

@@ -160,7 +160,7 @@ impl Daemon {
                 ..Config::default()
             },
             swap.map(|swap| Box::new(swap) as _),
-            Box::new(Arena::reserve(max_pool_bytes)?),
+            Arena::reserve(max_pool_bytes)?,
         ));
         let shrink_worker = Arc::new(ShrinkWorker::new(engine.clone(), pool_cap(&config, true)));
         let host = Arc::new(JobHost { charge: charge.clone(), sessions: OnceLock::new() });

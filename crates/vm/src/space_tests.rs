@@ -196,7 +196,7 @@ impl Process {
 
 fn engine() -> Zswap {
     let config = Config { max_pool_bytes: 64 << 20, ..Config::default() };
-    Zswap::new(config, None, Box::new(HeapSource))
+    Zswap::new(config, None, HeapSource)
 }
 
 fn run(engine: &Zswap, steps: Vec<Step>) {

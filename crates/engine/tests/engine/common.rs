@@ -92,8 +92,35 @@ impl SwapFile for File {
 struct Memory(Arc<Faults>);
 
 impl PageSource for Memory {
-    fn take(&self, pages: usize) -> Option<Box<dyn PageRun>> {
-        if self.0.no_memory.load(Relaxed) { None } else { HeapSource.take(pages) }
+    type Run = Run;
+
+    fn take(&self, most: usize) -> Option<Run> {
+        let run = if self.0.no_memory.load(Relaxed) { None } else { HeapSource.take(most) };
+        run.map(|run| Run { run, faults: self.0.clone() })
+    }
+}
+
+struct Run {
+    run: <HeapSource as PageSource>::Run,
+    faults: Arc<Faults>,
+}
+
+impl PageRun for Run {
+    fn resize(&mut self, pages: usize) -> bool {
+        let grows = pages * PAGE_SIZE > self.run.as_ref().len();
+        !(grows && self.faults.no_memory.load(Relaxed)) && self.run.resize(pages)
+    }
+}
+
+impl AsRef<[u8]> for Run {
+    fn as_ref(&self) -> &[u8] {
+        self.run.as_ref()
+    }
+}
+
+impl AsMut<[u8]> for Run {
+    fn as_mut(&mut self) -> &mut [u8] {
+        self.run.as_mut()
     }
 }
 
@@ -107,6 +134,7 @@ pub const ROOMY: Config = Config {
     swap_limit_bytes: None,
     writeback: Writeback::Compressed,
     policy: Policy::PerGroupLru,
+    shards: 4,
 };
 
 /// The same in each form that pages can have on disk.
@@ -127,7 +155,7 @@ pub fn expect_on_disk(writeback: Writeback, pages: u64, bytes: u64) {
 pub fn zswap(config: Config, swap: bool) -> (Zswap, Arc<Faults>) {
     let faults = Arc::new(Faults::default());
     let file: Option<Box<dyn SwapFile>> = if swap { Some(Box::new(File(faults.clone()))) } else { None };
-    (Zswap::new(config, file, Box::new(Memory(faults.clone()))), faults)
+    (Zswap::new(config, file, Memory(faults.clone())), faults)
 }
 
 /// A small generator of pseudo-random numbers, so that a seed is all that a failure needs to be repeated.

@@ -5,6 +5,7 @@ use crate::common::*;
 use std::sync::atomic::Ordering::Relaxed;
 use uzswap_engine::*;
 
+// "charge the group"
 #[test]
 fn charge_the_group_and_all_above_it() {
     let (zswap, _) = zswap(ROOMY, true);
@@ -243,7 +244,7 @@ fn the_worker_compacts_before_it_writes() {
     zswap.check_valid();
 }
 
-// "it walks the online groups round robin and continues where it last stopped"
+// "it walks the online groups round robin and continues where it last stopped"; "it skips groups that are going away"
 #[test]
 fn the_worker_goes_round_and_remembers_where_it_stopped() {
     let (zswap, _) = zswap(ROOMY, true);

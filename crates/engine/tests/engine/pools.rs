@@ -68,6 +68,7 @@ fn the_cap_is_on_all_pools_together() {
     assert_eq!(zswap.counters().pool_limit_hit, 1);
 }
 
+// "`zbud` (two objects a page)"
 #[test]
 fn zbud_keeps_two_pages_in_one() {
     let (zswap, _) = zswap(Config { zpool: Zbud, ..ROOMY }, true);
@@ -96,6 +97,7 @@ fn load(zswap: &Zswap, slots: &[Slot]) -> (Vec<Page>, Vec<Origin>) {
     (pages, origins)
 }
 
+// "Large folios load whole"; "Per folio size": zswpout, zswpin
 #[test]
 fn folios_of_every_order_leave_and_come_back() {
     let (zswap, _) = zswap(ROOMY, true);

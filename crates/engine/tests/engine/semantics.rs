@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use uzswap_engine::*;
 
+// "Exclusive: the entry is gone afterwards"
 #[test]
 fn an_exclusive_load_is_load_and_invalidate() {
     let (zswap, _) = zswap(ROOMY, false);
@@ -30,6 +31,24 @@ fn every_owner_has_a_reference() {
     assert_eq!(zswap.counters().stored_pages, 0);
 }
 
+#[test]
+fn a_page_may_have_more_owners_than_its_entry_can_count() {
+    let (zswap, _) = zswap(ROOMY, true);
+    let slot = zswap.swap_out(&page(1), Home::ROOT).unwrap();
+    for round in 1..=2 {
+        (0..20_000 * round).for_each(|_| zswap.dup(slot));
+        zswap.check_valid();
+        (0..20_000 * round).for_each(|_| zswap.invalidate(slot));
+        zswap.check_valid();
+        expect(&zswap, slot, &page(1));
+        zswap.shrink(u64::MAX);
+    }
+    zswap.invalidate(slot);
+    assert_eq!((zswap.counters().stored_pages, zswap.counters().swap_current), (0, 0));
+    zswap.check_valid();
+}
+
+// "Same-filled page: keep the fill value alone"
 #[test]
 fn a_same_filled_page_takes_no_pool_memory() {
     let (zswap, _) = zswap(ROOMY, false);
@@ -79,6 +98,8 @@ fn an_incompressible_page_is_kept_as_it_is() {
     }
 }
 
+// "At the cap: count pool_limit_hit, mark the pool full, queue the shrink worker, refuse. While marked full: refuse (and count,
+// and queue the worker again) until the pool is at or under the accept threshold"
 #[test]
 fn at_the_cap_stores_are_refused_until_the_accept_threshold() {
     let cap = 100 * 4096;
@@ -108,6 +129,7 @@ fn at_the_cap_stores_are_refused_until_the_accept_threshold() {
     assert_eq!((zswap.counters().pool_limit_hit, zswap.shrink_needed()), (2, None));
 }
 
+// "100 = no hysteresis"
 #[test]
 fn a_threshold_of_100_percent_is_no_hysteresis() {
     let (zswap, _) = zswap(Config { max_pool_bytes: 10 * 4096, accept_threshold_percent: 100, ..ROOMY }, true);
@@ -119,6 +141,7 @@ fn a_threshold_of_100_percent_is_no_hysteresis() {
     assert_eq!(zswap.counters().pool_limit_hit, 0);
 }
 
+// "The caller then writes the page to the swap file, if allowed"
 #[test]
 fn a_refused_page_goes_straight_to_the_swap_file() {
     for config in both(Config { max_pool_bytes: 0, ..ROOMY }) {
@@ -154,6 +177,7 @@ fn a_full_swap_file_is_no_space_and_a_broken_one_an_error() {
     }
 }
 
+// "reject_alloc_fail"
 #[test]
 fn without_memory_a_store_is_refused_and_counted() {
     let (zswap, faults) = zswap(ROOMY, false);
@@ -165,6 +189,7 @@ fn without_memory_a_store_is_refused_and_counted() {
     zswap.check_valid();
 }
 
+// "taking the coldest entry"
 #[test]
 fn shrink_writes_the_coldest_first() {
     for config in both(ROOMY) {
@@ -240,6 +265,7 @@ fn without_a_swap_file_nothing_is_written_back() {
     assert_eq!(zswap.counters().stored_pages, 10);
 }
 
+// "Failures put it back and count reject_reclaim_fail"
 #[test]
 fn a_failed_write_loses_nothing_and_gives_up() {
     for config in both(ROOMY) {
@@ -283,6 +309,7 @@ fn writeback_stops_at_the_swap_limit() {
     }
 }
 
+// "An entry that is invalidated or loaded meanwhile is not written"
 #[test]
 fn an_entry_that_changes_while_it_is_written_is_not_recorded() {
     for config in both(ROOMY) {
@@ -340,6 +367,7 @@ fn nothing_waits_for_a_writeback() {
     }
 }
 
+// "Bad data (decompressor or checksum says no): count decompress_fail"
 #[test]
 fn damage_on_disk_is_found_and_counted() {
     for config in both(ROOMY) {
@@ -439,6 +467,7 @@ fn the_engine_is_shared_between_threads() {
     shared::<Zswap>();
 }
 
+// "One counter per cause of refusal, exactly these names"
 #[test]
 fn counters_carry_the_kernels_names() {
     let (zswap, _) = zswap(ROOMY, false);

@@ -8,8 +8,8 @@ use std::ops::Range;
 use std::sync::Arc;
 use uzswap_engine::*;
 
-/// More schedules than this take too long: these take about half a minute.
-const MOST_SCHEDULES: usize = 400_000;
+/// More schedules than this take too long: these take about two minutes.
+const MOST_SCHEDULES: usize = 1_000_000;
 /// Preemptions at chosen moments in one schedule; most races need no more.
 const PREEMPTIONS: usize = 3;
 
@@ -184,7 +184,7 @@ pub struct Machine {
 impl Machine {
     pub fn new(config: Config) -> Machine {
         let disk = Disk::default();
-        let zswap = Zswap::new(config, Some(Box::new(disk.clone())), Box::new(HeapSource));
+        let zswap = Zswap::new(config, Some(Box::new(disk.clone())), HeapSource);
         Machine { zswap, disk }
     }
 
@@ -232,7 +232,8 @@ impl Machine {
     }
 }
 
-/// Zbud has no size classes to compact, which would be a hundred locks; otherwise as by default.
+/// Zbud has no size classes to compact, which would be a hundred locks, and in one shard there is one lock to take; otherwise
+/// as by default.
 pub const SMALL: Config = Config {
     writeback: Writeback::Compressed,
     enabled: true,
@@ -243,6 +244,7 @@ pub const SMALL: Config = Config {
     shrinker_enabled: true,
     swap_limit_bytes: Some(256 * PAGE_SIZE as u64),
     policy: Policy::PerGroupLru,
+    shards: 1,
 };
 
 /// The home of pages of a group on node 0.

@@ -102,17 +102,44 @@ fn owners_leave_during_a_writeback() {
 }
 
 #[test]
-fn a_store_whose_pool_is_retired() {
+fn two_stores() {
     exhaust(|| {
-        let machine = Machine::new(SMALL);
-        let retire = || {
-            machine.zswap.set_compressor(Compressor::LzoRle);
-            machine.zswap.set_zpool(Zpool::Zsmalloc);
-        };
-        let (page, ()) = at_once(|| machine.store(1, Home::ROOT).expect("room"), retire);
-        assert!((1..=2).contains(&machine.zswap.pools().len()));
-        machine.end([page]);
+        let machine = Machine::new(Config { shards: 2, ..SMALL });
+        let (a, b) = at_once(|| machine.store(1, Home::ROOT), || machine.store(2, Home::ROOT));
+        machine.end([a.expect("room"), b.expect("room")]);
     });
+}
+
+// "It is exceeded by a page at most for each store under way"
+#[test]
+fn two_stores_that_reach_the_cap() {
+    explore(|| {
+        let cap = PAGE_SIZE as u64;
+        let machine = Machine::new(Config { max_pool_bytes: cap, shards: 2, ..SMALL });
+        let (a, b) = at_once(|| machine.store(1, Home::ROOT), || machine.store(2, Home::ROOT));
+        assert!((cap..=2 * cap).contains(&machine.zswap.pool_bytes()));
+        let next = machine.store(3, Home::ROOT).expect("room on disk");
+        assert_eq!(machine.read(next), Origin::Disk);
+        machine.end([a.expect("room"), b.expect("room"), next]);
+    });
+}
+
+#[test]
+fn a_store_whose_pool_is_retired() {
+    for scenario in [retirement_during_a_store::<1> as fn(), retirement_during_a_store::<2>] {
+        exhaust(scenario);
+    }
+}
+
+fn retirement_during_a_store<const SHARDS: usize>() {
+    let machine = Machine::new(Config { shards: SHARDS, ..SMALL });
+    let retire = || {
+        machine.zswap.set_compressor(Compressor::LzoRle);
+        machine.zswap.set_zpool(Zpool::Zsmalloc);
+    };
+    let (page, ()) = at_once(|| machine.store(1, Home::ROOT).expect("room"), retire);
+    assert!((1..=2).contains(&machine.zswap.pools().len()));
+    machine.end([page]);
 }
 
 #[test]
@@ -142,13 +169,15 @@ fn the_last_entry_of_a_retired_pool_is_written_back() {
 
 #[test]
 fn a_store_whose_group_is_removed() {
-    for scenario in [removal_during_a_store::<false> as fn(), removal_during_a_store::<true>] {
+    let in_pool = [removal_during_a_store::<1, false> as fn(), removal_during_a_store::<2, false>];
+    let on_disk = [removal_during_a_store::<1, true> as fn(), removal_during_a_store::<2, true>];
+    for scenario in in_pool.into_iter().chain(on_disk) {
         exhaust(scenario);
     }
 }
 
-fn removal_during_a_store<const ON_DISK: bool>() {
-    let machine = Machine::new(Config { enabled: !ON_DISK, ..SMALL });
+fn removal_during_a_store<const SHARDS: usize, const ON_DISK: bool>() {
+    let machine = Machine::new(Config { enabled: !ON_DISK, shards: SHARDS, ..SMALL });
     let group = machine.zswap.create_group(ROOT).expect("room");
     let remove = || machine.zswap.remove_group(group).expect("it has no children");
     let (stored, ()) = at_once(|| machine.store(1, of(group)), remove);

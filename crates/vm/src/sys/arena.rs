@@ -1,7 +1,9 @@
-//! Memory for the pool: taken from the system page by page as it is touched, and given back when a run of pages is free.
+//! Memory for the pool: taken from the system page by page as it is touched, and given back as pages come free.
 //!
-//! One reserved range of addresses, cut into places of [`MAX_ZSPAGE_PAGES`] pages. A run gets a place and uses its beginning. The
-//! last few free places keep their memory, because under churn they are wanted again at once.
+//! One reserved range of addresses, cut into places as they are asked for. A run gets a place that it can grow in, and uses
+//! its beginning. A place is as long as the next power of two, so that one that is left fits others; not longer, because
+//! memory that lies close together takes fewer page tables, and is found faster through them. The last few free pages keep
+//! their memory, because under churn they are wanted again at once.
 //!
 //! # Safety
 //! A place belongs to at most one run at a time (it leaves the free list when a run takes it and returns when the run is
@@ -16,10 +18,16 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 use uzswap_engine::{MAX_ZSPAGE_PAGES, PAGE_SIZE, PageRun, PageSource};
 
-const PLACE: usize = MAX_ZSPAGE_PAGES * PAGE_SIZE;
+/// Places are 1, 2, 4, ... [`MAX_ZSPAGE_PAGES`] pages long.
+const SIZES: usize = MAX_ZSPAGE_PAGES.ilog2() as usize + 1;
 
-/// Free places that keep their memory.
-const WARM: usize = 64;
+const _: () = assert!(MAX_ZSPAGE_PAGES.is_power_of_two());
+
+/// Most pages of addresses that are reserved: a quarter of what a process has.
+const MAX_RANGE: usize = 1 << (45 - PAGE_SIZE.ilog2());
+
+/// Free pages that keep their memory, at most.
+const WARM: usize = 512;
 
 /// The pool's memory.
 #[derive(Debug)]
@@ -28,17 +36,26 @@ pub struct Arena(Arc<Range>);
 #[derive(Debug)]
 struct Range {
     start: NonNull<u8>,
-    places: usize,
+    pages: usize,
     free: Mutex<Free>,
 }
 
 #[derive(Debug, Default)]
 struct Free {
-    /// Places that still have memory.
-    warm: Vec<usize>,
-    cold: Vec<usize>,
-    /// Places from here on were never used.
+    /// By their size.
+    places: [Places; SIZES],
+    /// Pages that have memory and are in no run, those behind the ends of runs included.
+    spare: usize,
+    /// Pages of the range from here on were never used.
     fresh: usize,
+}
+
+/// Places of one size that are in no run, each named by its first page.
+#[derive(Debug, Default)]
+struct Places {
+    /// Those whose first pages still have memory, and how many.
+    warm: Vec<(usize, u8)>,
+    cold: Vec<usize>,
 }
 
 // SAFETY: the pointer is to a mapping that any thread may use; who uses which part is decided under the lock.
@@ -49,81 +66,127 @@ unsafe impl Sync for Range {}
 impl Arena {
     /// Reserves addresses, but no memory, for a pool of up to `bytes`.
     pub fn reserve(bytes: u64) -> io::Result<Arena> {
-        // At worst each run is of one page.
-        let places = usize::try_from(bytes / PAGE_SIZE as u64 + 1).unwrap_or(usize::MAX).min((1 << 45) / PLACE);
+        // At worst each run is of one page, and all were of every size in turn.
+        let runs = usize::try_from(bytes / PAGE_SIZE as u64 + 1).unwrap_or(usize::MAX);
+        let pages = runs.saturating_mul(2 * MAX_ZSPAGE_PAGES - 1).min(MAX_RANGE);
         let (rights, flags) =
             (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE);
         // SAFETY: a fresh mapping at an address of the kernel's choice.
-        let start = unsafe { libc::mmap(std::ptr::null_mut(), places * PLACE, rights, flags, -1, 0) };
+        let start = unsafe { libc::mmap(std::ptr::null_mut(), pages * PAGE_SIZE, rights, flags, -1, 0) };
         if start == libc::MAP_FAILED {
             return Err(io::Error::last_os_error());
         }
         let start = NonNull::new(start.cast()).expect("the kernel maps nothing at 0 unasked");
-        Ok(Arena(Arc::new(Range { start, places, free: Mutex::default() })))
+        Ok(Arena(Arc::new(Range { start, pages, free: Mutex::default() })))
     }
 }
 
 impl Drop for Range {
     fn drop(&mut self) {
         // SAFETY: the whole of our mapping; no run is left, each holds a reference.
-        unsafe { libc::munmap(self.start.as_ptr().cast(), self.places * PLACE) };
+        unsafe { libc::munmap(self.start.as_ptr().cast(), self.pages * PAGE_SIZE) };
     }
 }
 
 impl PageSource for Arena {
-    fn take(&self, pages: usize) -> Option<Box<dyn PageRun>> {
-        assert!((1..=MAX_ZSPAGE_PAGES).contains(&pages));
+    type Run = Run;
+
+    fn take(&self, most: usize) -> Option<Run> {
+        assert!((1..=MAX_ZSPAGE_PAGES).contains(&most));
+        let size = most.next_power_of_two().ilog2() as u8;
         let mut free = self.0.free.lock();
-        let place = free.warm.pop().or_else(|| free.cold.pop()).or_else(|| {
-            let fresh = free.fresh;
-            (fresh < self.0.places).then(|| {
-                free.fresh += 1;
-                fresh
-            })
-        })?;
-        Some(Box::new(Run { range: self.0.clone(), place, pages }))
+        let (place, warm) = free.place(size, self.0.pages)?;
+        free.spare -= usize::from(warm.min(1));
+        drop(free);
+        Some(Run { range: self.0.clone(), place, size, pages: 1, warm: warm.max(1) })
     }
 }
 
-struct Run {
+impl Free {
+    /// A place of a size, and how many of its pages have memory.
+    fn place(&mut self, size: u8, end: usize) -> Option<(usize, u8)> {
+        let Places { warm, cold } = &mut self.places[usize::from(size)];
+        warm.pop().or_else(|| cold.pop().map(|place| (place, 0))).or_else(|| {
+            let (fresh, after) = (self.fresh, self.fresh + (1 << size));
+            (after <= end).then(|| {
+                self.fresh = after;
+                (fresh, 0)
+            })
+        })
+    }
+}
+
+/// A run of pages of an [`Arena`].
+#[derive(Debug)]
+pub struct Run {
     range: Arc<Range>,
+    /// The first page of its place.
     place: usize,
-    pages: usize,
+    /// The logarithm of the pages of its place.
+    size: u8,
+    pages: u8,
+    /// Pages of the place that may have memory: those of the run, and perhaps some behind its end.
+    warm: u8,
+}
+
+impl PageRun for Run {
+    fn resize(&mut self, pages: usize) -> bool {
+        assert!((1..=1 << self.size).contains(&pages));
+        self.set_pages(pages as u8);
+        true
+    }
 }
 
 impl Run {
     fn start(&self) -> *mut u8 {
         // SAFETY: the place lies within the mapping.
-        unsafe { self.range.start.as_ptr().add(self.place * PLACE) }
+        unsafe { self.range.start.as_ptr().add(self.place * PAGE_SIZE) }
+    }
+
+    /// Moves the end of the run. What is behind it afterwards keeps its memory if not too much does already; returns how
+    /// many pages of the place have memory.
+    fn set_pages(&mut self, pages: u8) -> u8 {
+        let mut free = self.range.free.lock();
+        free.spare -= usize::from(self.warm - self.pages);
+        self.warm = self.warm.max(pages);
+        if pages < self.pages && free.spare + usize::from(self.warm - pages) > WARM {
+            // As MADV_DONTNEED, for memory that may be locked.
+            const MADV_DONTNEED_LOCKED: libc::c_int = 24;
+            let (start, bytes) = (pages as usize * PAGE_SIZE, (self.warm - pages) as usize * PAGE_SIZE);
+            // SAFETY: the place is still this run's, and these pages are behind its end from now on: nobody reads what was in
+            // them any more. They read as zeros afterwards.
+            unsafe { libc::madvise(self.start().add(start).cast(), bytes, MADV_DONTNEED_LOCKED) };
+            self.warm = pages;
+        }
+        free.spare += usize::from(self.warm - pages);
+        drop(free);
+        self.pages = pages;
+        self.warm
     }
 }
 
 impl AsRef<[u8]> for Run {
     fn as_ref(&self) -> &[u8] {
         // SAFETY: the place is this run's alone, mapped and initialised (with zeros, by the kernel).
-        unsafe { std::slice::from_raw_parts(self.start(), self.pages * PAGE_SIZE) }
+        unsafe { std::slice::from_raw_parts(self.start(), self.pages as usize * PAGE_SIZE) }
     }
 }
 
 impl AsMut<[u8]> for Run {
     fn as_mut(&mut self) -> &mut [u8] {
         // SAFETY: as above, and `self` is borrowed exclusively.
-        unsafe { std::slice::from_raw_parts_mut(self.start(), self.pages * PAGE_SIZE) }
+        unsafe { std::slice::from_raw_parts_mut(self.start(), self.pages as usize * PAGE_SIZE) }
     }
 }
 
 impl Drop for Run {
     fn drop(&mut self) {
-        let mut free = self.range.free.lock();
-        if free.warm.len() < WARM {
-            free.warm.push(self.place);
-            return;
+        let warm = self.set_pages(0);
+        let places = &mut self.range.free.lock().places[usize::from(self.size)];
+        match warm {
+            0 => places.cold.push(self.place),
+            _ => places.warm.push((self.place, warm)),
         }
-        // As MADV_DONTNEED, for memory that may be locked.
-        const MADV_DONTNEED_LOCKED: libc::c_int = 24;
-        // SAFETY: the place is still this run's; nobody reads what was in it any more. It reads as zeros afterwards.
-        unsafe { libc::madvise(self.start().cast(), PLACE, MADV_DONTNEED_LOCKED) };
-        free.cold.push(self.place);
     }
 }
 
@@ -131,29 +194,57 @@ impl Drop for Run {
 mod tests {
     use super::*;
 
+    /// The lengths that the runs of the tests may grow to.
+    fn most(run: usize) -> usize {
+        run % MAX_ZSPAGE_PAGES + 1
+    }
+
     #[test]
     fn runs_are_apart_and_their_memory_comes_back() {
         let arena = Arena::reserve(200 * PAGE_SIZE as u64).expect("reserve");
-        let mut runs: Vec<_> = (0..200).map(|i| arena.take(i % MAX_ZSPAGE_PAGES + 1).expect("room")).collect();
+        let mut runs: Vec<_> = (0..200).map(|i| arena.take(most(i)).expect("room")).collect();
         for (i, run) in runs.iter_mut().enumerate() {
-            let run: &mut [u8] = (**run).as_mut();
-            assert_eq!(run.len(), (i % MAX_ZSPAGE_PAGES + 1) * PAGE_SIZE);
+            assert_eq!(run.as_ref().len(), PAGE_SIZE);
+            assert!(run.resize(most(i)));
+            let run: &mut [u8] = run.as_mut();
+            assert_eq!(run.len(), most(i) * PAGE_SIZE);
             run.fill(i as u8);
         }
         for (i, run) in runs.iter().enumerate() {
-            assert!((**run).as_ref().iter().all(|&byte| byte == i as u8));
+            assert!(run.as_ref().iter().all(|&byte| byte == i as u8));
         }
         assert!(arena.take(1).is_some(), "one more than asked for");
+        for (i, run) in runs.iter_mut().enumerate() {
+            let pages = i * 7 % most(i) + 1;
+            assert!(run.resize(pages));
+            let run: &[u8] = run.as_ref();
+            assert_eq!(run.len(), pages * PAGE_SIZE);
+            assert!(run.iter().all(|&byte| byte == i as u8));
+        }
+        assert!((1..=WARM).contains(&arena.0.free.lock().spare));
         runs.clear();
-        assert_eq!(arena.0.free.lock().warm.len(), WARM);
-        assert!((0..200).all(|_| arena.take(MAX_ZSPAGE_PAGES).is_some()));
+        let spare = arena.0.free.lock().spare;
+        assert!((1..=WARM).contains(&spare), "{spare}");
+        let free = arena.0.free.lock();
+        assert_eq!(
+            spare,
+            free.places.iter().flat_map(|places| &places.warm).map(|(_, pages)| usize::from(*pages)).sum()
+        );
+        drop(free);
+        let again: Vec<_> = (0..200).map(|i| arena.take(most(i)).expect("what came back")).collect();
+        assert_eq!(again.len(), 200);
     }
 
     #[test]
     fn an_arena_that_is_full_says_so() {
         let arena = Arena::reserve(PAGE_SIZE as u64).expect("reserve");
-        let (first, second) = (arena.take(1), arena.take(1));
-        assert!(first.is_some() && second.is_some());
+        // Room for two runs of each size in turn: they stay where they were.
+        for size in 0..SIZES {
+            let runs = [0, 1].map(|_| arena.take(1 << size));
+            assert!(runs.iter().all(Option::is_some), "{size}");
+        }
+        let runs = [0, 1].map(|_| arena.take(1));
+        assert!(runs.iter().all(Option::is_some));
         assert!(arena.take(1).is_none());
     }
 }
