@@ -6,7 +6,7 @@ use std::fmt;
 use std::str::FromStr;
 
 /// Longest run of pages that is ever asked of a [`PageSource`].
-pub const MAX_ZSPAGE_PAGES: usize = 32;
+pub const MAX_ZSPAGE_PAGES: usize = 128;
 
 /// An allocator, by its kernel name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]

@@ -1,7 +1,7 @@
 //! The pool's allocator, after the kernel's zsmalloc: objects of 1 to 4096 bytes, packed tightly into whole pages.
 //!
 //! 1. A size class holds objects of one rounded-up size. Its zspages are contiguous runs, so an object may straddle pages at
-//!    no cost. A full one has as many pages, 1 to 32, as leave the least waste.
+//!    no cost. A full one has as many pages, 1 to 128, as leave the least waste.
 //! 2. A zspage grows by a page when its next place needs one, and gives back the pages behind its last object: no
 //!    class holds more than it has objects for, but for its holes and the rest of one page.
 //! 3. Pages hold nothing but objects. Who owns which place is in the zspage's `places`, outside the pages; the holes
@@ -37,6 +37,8 @@ pub(crate) struct Zsmalloc<M: PageSource> {
     /// Class by size in steps, rounded up.
     class_by_steps: Vec<u16>,
     zspages: Table<CellOf<Zspage<M::Run>>>,
+    /// Owners that there is room for in all zspages.
+    owners: usize,
     pages: u64,
     objects: u32,
     bytes: u64,
@@ -48,7 +50,6 @@ struct Class {
     /// Pages and places of a zspage that is full.
     pages: u8,
     places: u16,
-    zspages: u32,
     holes: u32,
     lists: [List; FULLNESS_GROUPS + 1],
 }
@@ -99,7 +100,6 @@ fn size_classes() -> (Vec<Class>, Vec<u16>) {
                 size: size as u32,
                 pages: pages as u8,
                 places: places as u16,
-                zspages: 0,
                 holes: 0,
                 lists: Default::default(),
             }),
@@ -182,6 +182,16 @@ impl<R> Zspage<R> {
         }
     }
 
+    /// Makes room for the owner of one place more, and for some to come, of `most` in all; returns for how many more there is.
+    fn reserve_owners(&mut self, most: usize) -> Result<usize, AllocError> {
+        let (len, before) = (self.places.len(), self.places.capacity());
+        if len == before {
+            let more = len.max(8).min(most - len);
+            self.places.try_reserve_exact(more).map_err(|_| AllocError::Metadata)?;
+        }
+        Ok(self.places.capacity() - before)
+    }
+
     /// Drops the holes at the end.
     fn trim(&mut self) {
         while let Some(last) = self.places.last()
@@ -196,7 +206,7 @@ impl<R> Zspage<R> {
 impl<M: PageSource> Zsmalloc<M> {
     pub fn new(memory: Arc<M>) -> Zsmalloc<M> {
         let (classes, class_by_steps) = size_classes();
-        Zsmalloc { memory, classes, class_by_steps, zspages: Table::new(), pages: 0, objects: 0, bytes: 0 }
+        Zsmalloc { memory, classes, class_by_steps, zspages: Table::new(), owners: 0, pages: 0, objects: 0, bytes: 0 }
     }
 
     /// Does something to a zspage, after which it is on the list that fits, has the pages that it needs, and is gone if it
@@ -225,8 +235,7 @@ impl<M: PageSource> Zsmalloc<M> {
             }
         }
         if pages == 0 {
-            class.zspages -= 1;
-            self.zspages.remove(index);
+            self.owners -= self.zspages.remove(index).used().places.capacity();
         }
         freed as u64
     }
@@ -268,6 +277,7 @@ impl<M: PageSource> Zsmalloc<M> {
     fn grow(&mut self, class: usize) -> Result<u32, AllocError> {
         let Some(index) = self.classes[class].lists[GROWING].head() else { return self.add_zspage(class) };
         let zspage = self.zspages.get_mut(index).used_mut();
+        self.owners += zspage.reserve_owners(self.classes[class].places as usize)?;
         let pages = self.classes[class].pages_of(zspage.places.len() + 1);
         if pages > zspage.pages as usize {
             if !zspage.run.resize(pages) {
@@ -282,12 +292,11 @@ impl<M: PageSource> Zsmalloc<M> {
     /// An empty zspage of one page, on no list.
     fn add_zspage(&mut self, class: usize) -> Result<u32, AllocError> {
         let run = self.memory.take(self.classes[class].pages as usize).ok_or(AllocError::Pages)?;
-        let mut places = Vec::new();
-        places.try_reserve_exact(self.classes[class].places as usize).map_err(|_| AllocError::Metadata)?;
-        let (links, class_number) = (Links::default(), class as u16);
-        let zspage = Zspage { run, places, links, used: 0, hole: NO_PLACE, class: class_number, pages: 1 };
+        let (places, links, number) = (Vec::new(), Links::default(), class as u16);
+        let mut zspage = Zspage { run, places, links, used: 0, hole: NO_PLACE, class: number, pages: 1 };
+        let owners = zspage.reserve_owners(self.classes[class].places as usize)?;
         let index = self.zspages.insert(CellOf::Used(zspage), MAX_ZSPAGES).ok_or(AllocError::Metadata)?;
-        self.classes[class].zspages += 1;
+        self.owners += owners;
         self.pages += 1;
         Ok(index)
     }
@@ -336,8 +345,7 @@ impl<M: PageSource> Allocator for Zsmalloc<M> {
     }
 
     fn metadata(&self) -> usize {
-        let places: usize = self.classes.iter().map(|class| class.zspages as usize * class.places as usize).sum();
-        self.zspages.memory() + places * size_of::<u32>()
+        self.zspages.memory() + self.owners * size_of::<u32>()
     }
 
     fn class_of(&self, length: usize) -> usize {
@@ -394,8 +402,7 @@ impl<M: PageSource> Allocator for Zsmalloc<M> {
                 }
             }
         }
-        let (mut pages, mut objects) = (0, 0);
-        let mut zspages = vec![0; self.classes.len()];
+        let (mut pages, mut objects, mut owners) = (0, 0, 0);
         let mut holes = vec![0; self.classes.len()];
         for (index, cell) in self.zspages.iter() {
             let zspage = cell.used();
@@ -407,15 +414,19 @@ impl<M: PageSource> Allocator for Zsmalloc<M> {
             assert_eq!(zspage.run.as_ref().len(), zspage.pages as usize * PAGE_SIZE, "run of zspage {index}");
             let list = class.list_of(zspage).map(|list| (number, list));
             assert_eq!(listed.remove(&index), list, "zspage {index} is on the wrong list");
-            zspages[number] += 1;
             holes[number] += zspage.check_places(index);
             pages += zspage.pages as u64;
             objects += zspage.used as u32;
+            owners += zspage.places.capacity();
         }
         assert!(listed.is_empty(), "zspages that are not there are on lists");
-        assert_eq!((pages, objects), (self.pages, self.objects), "pages and objects held");
+        assert_eq!(
+            (pages, objects, owners),
+            (self.pages, self.objects, self.owners),
+            "pages, objects and room for owners"
+        );
         for (index, class) in self.classes.iter().enumerate() {
-            assert_eq!((zspages[index], holes[index]), (class.zspages, class.holes), "counts of class {index}");
+            assert_eq!(holes[index], class.holes, "holes of class {index}");
         }
     }
 }
