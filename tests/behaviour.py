@@ -373,3 +373,11 @@ def moveover(context: Context, test):
     outcome = context.run([context.program("moveover"), context.size(5, 30)], "--memory-max", "1G", timeout=test.seconds)
     right = (outcome.status, outcome.stdout) == (0, "every move kept its pages\n")
     yield Result("moveover", right, "" if right else complaint(outcome))
+
+
+@test("moveafterfork", 60, needs_uzswap=False)
+def moves_after_forks(context: Context, test):
+    """A child has what was there at its fork, however soon its parent moves it to where something else was."""
+    outcome = context.run([context.program("moveafterfork"), context.size(3, 30)], "--memory-max", "1G", timeout=test.seconds)
+    right = (outcome.status, outcome.stdout) == (0, "every child had what was there at its fork\n")
+    yield Result("moveafterfork", right, "" if right else complaint(outcome))

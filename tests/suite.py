@@ -129,6 +129,8 @@ def counter(stats: str | bytes, name: str) -> int | None:
 
 def complaint(outcome: harness.Outcome) -> str:
     """A program's status and last words, for the line of a failed test."""
-    words = [line for line in outcome.stderr.splitlines() if "MISMATCH" in line] or outcome.stderr.splitlines()[-3:]
+    lines = outcome.stderr.splitlines()
+    # With what was expected and what was there.
+    words = [line for before, line in zip(["", *lines], lines) if "MISMATCH" in line or "MISMATCH" in before] or lines[-3:]
     words = words or outcome.stdout[:400].splitlines()
     return f"status {outcome.status}" + (" HANG" if outcome.hang else "") + (f": {' | '.join(words)[:400]}" if words else "")

@@ -11,8 +11,8 @@
 //! - a remap: the kernel never moves a mapping onto another. Where something is registered at the target as far as we
 //!   know, its unmap or remap belongs before. (A mapping that grew in its place is registered without our knowledge; its
 //!   unmap, too, may belong before.) That order is taken after which just that is registered which is;
-//! - a fork: the child, which has hardly run yet, shows which changes it has inherited. Of a discard it shows nothing;
-//!   there the order of reading stands.
+//! - a fork: the child, which has hardly run yet, shows which changes it has inherited. Of a discard it shows nothing, and of a
+//!   remap to where something else had been nothing certain; there the order of reading stands.
 
 use std::collections::BTreeMap;
 
@@ -167,10 +167,13 @@ pub fn split(
                 let source = first_known(Range::sized(from, len));
                 match source.and_then(|at| Some((at, in_child(at)?))) {
                     Some((_, false)) => true,
-                    // Its source is there: not yet moved, or moved by MREMAP_DONTUNMAP.
+                    // Its source is there: not yet moved, or moved by MREMAP_DONTUNMAP. If the target is there, too, that may be
+                    // what had been there before, which the child still has. Nothing tells; there the order of reading stands.
                     Some((at, true)) => {
-                        let target = at - from + to;
-                        first_known(Range::page(target)).is_none() && in_child(target) == Some(true)
+                        let target = Range::page(at - from + to);
+                        let held = |i: usize| !known(registered, &ordered[..i], target).is_empty();
+                        let only_moved = read_before || !(0..i).any(held);
+                        !held(i) && in_child(target.start) == Some(true) && only_moved
                     }
                     None => read_before,
                 }
@@ -309,6 +312,24 @@ mod tests {
     /// which `inherited` is registered.
     fn before_fork(before: &RangeSet, ordered: &[Change], inherited: &RangeSet) -> Vec<Change> {
         changes(split(before, events(ordered), 0, |address| Some(inherited.contains(address))).0)
+    }
+
+    #[test]
+    fn what_the_child_has_at_the_target_may_be_what_was_there_before() {
+        // One thread forks and then moves A to where another has just unmapped B. The child has both as they were.
+        let both = registered(&[(A, LEN), (B, LEN)]);
+        let read = |forks_read| -> Vec<Event> {
+            [unmap(B, LEN), remap(A, B)].map(|change| Event { change, forks_read }).into()
+        };
+        let inherited = |forks_read| split(&both, read(forks_read), 0, |address| Some(both.contains(address))).0;
+        assert_eq!(inherited(1), []);
+        // The same before the fork, with MREMAP_DONTUNMAP: the child has A, empty, and in the place of B what was A.
+        assert_eq!(inherited(0), read(0));
+        // Where nothing was before, the move is certain, whenever it was read.
+        let read = vec![Event { change: remap(A, C), forks_read: 1 }];
+        let in_child = registered(&[(A, LEN), (C, LEN)]);
+        let before = registered(&[(A, LEN)]);
+        assert_eq!(split(&before, read.clone(), 0, |address| Some(in_child.contains(address))).0, read);
     }
 
     #[test]
