@@ -10,7 +10,6 @@
 use crate::compress::Compressor;
 use crate::shards::Shared;
 use crate::slots::{Object, Slot, Slots};
-use crate::sync::Ordering::Relaxed;
 use crate::zbud::Zbud;
 use crate::zpool::{AllocError, Allocator, PageSource, Zpool};
 use crate::zsmalloc::Zsmalloc;
@@ -67,13 +66,15 @@ pub(crate) struct Pools {
     memory: Arc<dyn Memory>,
     live: [Option<Box<dyn Allocator>>; POOLS],
     current: PoolId,
-    /// Pages of these pools are counted with those of the other shards'.
+    /// Pages of these pools: all shards are told.
+    pages: u64,
+    shard: usize,
     shared: Arc<Shared>,
 }
 
 impl Pools {
-    pub fn new(memory: Arc<dyn Memory>, current: PoolId, shared: Arc<Shared>) -> Pools {
-        let mut pools = Pools { memory, live: Default::default(), current, shared };
+    pub fn new(shard: usize, memory: Arc<dyn Memory>, current: PoolId, shared: Arc<Shared>) -> Pools {
+        let mut pools = Pools { memory, live: Default::default(), current, pages: 0, shard, shared };
         pools.choose(current);
         pools
     }
@@ -121,10 +122,8 @@ impl Pools {
         let pool = self.open(id);
         let before = pool.pages();
         let place = pool.malloc(data, owner.index());
-        let pages = pool.pages() - before;
-        if pages > 0 {
-            self.shared.pages.fetch_add(pages, Relaxed);
-        }
+        let taken = pool.pages() - before;
+        self.have_pages(self.pages + taken);
         if place.is_err() {
             self.drop_if_done(id);
         }
@@ -139,7 +138,7 @@ impl Pools {
     /// Frees the object, and a retired pool with its last one; returns the pages that went back to the system.
     pub fn free(&mut self, object: Object) -> u64 {
         let pages = self.pool_mut(object.pool).free(object.place, object.length as usize);
-        self.gave_back(pages);
+        self.have_pages(self.pages - pages);
         self.drop_if_done(object.pool);
         pages
     }
@@ -159,13 +158,14 @@ impl Pools {
     pub fn compact_step(&mut self, slots: &mut Slots, id: PoolId, class: usize) -> Option<u64> {
         let pool = self.live[id.index()].as_mut()?;
         let pages = pool.compact_step(class, &mut |owner, place| slots.move_object(owner, place))?;
-        self.gave_back(pages);
+        self.have_pages(self.pages - pages);
         Some(pages)
     }
 
-    fn gave_back(&self, pages: u64) {
-        if pages > 0 {
-            self.shared.pages.fetch_sub(pages, Relaxed);
+    fn have_pages(&mut self, pages: u64) {
+        if pages != self.pages {
+            self.pages = pages;
+            self.shared.set_pages(self.shard, pages);
         }
     }
 
@@ -211,6 +211,7 @@ impl Pools {
             assert!(pool.objects() > 0 || number == self.current.index(), "pool {number} is retired and empty");
         }
         assert!(self.live[self.current.index()].is_some(), "the current pool is not there");
+        assert_eq!(pages, self.pages, "pages of the pools");
         pages
     }
 }

@@ -17,6 +17,7 @@ use crate::pools::Memory;
 use crate::slots::Slot;
 use crate::state::State;
 use crate::swapfile::Run;
+use crate::sync::Ordering::Relaxed;
 use crate::sync::{AtomicBool, AtomicU8, AtomicU64, Mutex, MutexGuard};
 use crate::zswap::Config;
 use std::cell::Cell;
@@ -27,22 +28,36 @@ pub(crate) const MAX_SHARDS: usize = 4;
 
 const _: () = assert!(MAX_SHARDS.is_power_of_two());
 
+/// On cache lines of its own: what one thread writes must not slow down another that has to do with a neighbour.
+#[derive(Default)]
+#[repr(align(128))]
+struct Apart<T>(T);
+
 /// What the shards share without a lock.
 #[derive(Default)]
 pub(crate) struct Shared {
-    /// Pages of all pools.
-    pub pages: AtomicU64,
+    /// Pages of each shard's pools. Who writes has the shard's lock, so that no atomic addition is needed: it would wait for
+    /// all that was just copied into the pool to reach memory.
+    pages: [Apart<AtomicU64>; MAX_SHARDS],
     /// The cap was hit, and the pools have not been at or under the accept threshold since.
     pub full: AtomicBool,
     /// Passes as entries are put at the hot ends of their lists.
     pub time: AtomicU8,
 }
 
-/// On cache lines of its own: whoever waits for one lock must not slow down who has another.
-#[repr(align(128))]
-struct Shard(Mutex<State>);
+impl Shared {
+    /// Pages of all pools.
+    pub fn pages(&self) -> u64 {
+        self.pages.iter().map(|pages| pages.0.load(Relaxed)).sum()
+    }
 
-pub(crate) struct Shards(Box<[Shard]>);
+    /// Tells how many pages a shard's pools have.
+    pub fn set_pages(&self, shard: usize, pages: u64) {
+        self.pages[shard].0.store(pages, Relaxed);
+    }
+}
+
+pub(crate) struct Shards(Box<[Apart<Mutex<State>>]>);
 
 /// All shards, locked.
 pub(crate) struct All<'a>([Option<MutexGuard<'a, State>>; MAX_SHARDS]);
@@ -57,7 +72,7 @@ impl Shards {
         assert!(config.shards.is_power_of_two() && config.shards <= MAX_SHARDS, "{} shards", config.shards);
         let shared = Arc::<Shared>::default();
         let state = |number| State::new(number, config.clone(), memory.clone(), shared.clone());
-        Shards((0..config.shards).map(|number| Shard(Mutex::new(state(number)))).collect())
+        Shards((0..config.shards).map(|number| Apart(Mutex::new(state(number)))).collect())
     }
 
     /// The shard of a slot.

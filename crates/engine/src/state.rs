@@ -53,7 +53,7 @@ impl State {
         State {
             slots: Slots::new(shard, shared.clone()),
             groups: Groups::new(),
-            pools: Pools::new(memory, PoolId::new(config.compressor, config.zpool), shared.clone()),
+            pools: Pools::new(shard, memory, PoolId::new(config.compressor, config.zpool), shared.clone()),
             same_filled: 0,
             swapped: 0,
             shared,
@@ -63,7 +63,7 @@ impl State {
 
     /// Pages of the pools of all shards.
     pub fn pages(&self) -> u64 {
-        self.shared.pages.load(Relaxed)
+        self.shared.pages()
     }
 
     /// Bytes of the pools of all shards.

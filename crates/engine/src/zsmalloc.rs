@@ -15,6 +15,7 @@
 use crate::PAGE_SIZE;
 use crate::table::{CellOf, Links, List, NIL, Nodes, Table};
 use crate::zpool::{AllocError, Allocator, MAX_PLACES, MAX_ZSPAGE_PAGES, MAX_ZSPAGES, PageRun, PageSource, Place};
+use smallvec::SmallVec;
 use std::sync::Arc;
 
 /// Sizes are rounded up to a multiple of this many bytes.
@@ -37,7 +38,7 @@ pub(crate) struct Zsmalloc<M: PageSource> {
     /// Class by size in steps, rounded up.
     class_by_steps: Vec<u16>,
     zspages: Table<CellOf<Zspage<M::Run>>>,
-    /// Owners that there is room for in all zspages.
+    /// Owners that there is room for outside the zspages.
     owners: usize,
     pages: u64,
     objects: u32,
@@ -56,8 +57,8 @@ struct Class {
 
 struct Zspage<R> {
     run: R,
-    /// For each place the owner of its object, or a hole with its neighbours.
-    places: Vec<u32>,
+    /// For each place the owner of its object, or a hole with its neighbours. Few need no memory elsewhere.
+    places: SmallVec<[u32; 4]>,
     links: Links,
     used: u16,
     /// The first of the chain of holes.
@@ -182,14 +183,20 @@ impl<R> Zspage<R> {
         }
     }
 
-    /// Makes room for the owner of one place more, and for some to come, of `most` in all; returns for how many more there is.
+    /// Makes room for the owner of one place more, and for some to come, of `most` in all; returns for how many more there is
+    /// room elsewhere.
     fn reserve_owners(&mut self, most: usize) -> Result<usize, AllocError> {
-        let (len, before) = (self.places.len(), self.places.capacity());
-        if len == before {
+        let (len, before) = (self.places.len(), self.owners());
+        if len == self.places.capacity() {
             let more = len.max(8).min(most - len);
             self.places.try_reserve_exact(more).map_err(|_| AllocError::Metadata)?;
         }
-        Ok(self.places.capacity() - before)
+        Ok(self.owners() - before)
+    }
+
+    /// For how many owners there is room elsewhere.
+    fn owners(&self) -> usize {
+        if self.places.spilled() { self.places.capacity() } else { 0 }
     }
 
     /// Drops the holes at the end.
@@ -235,7 +242,7 @@ impl<M: PageSource> Zsmalloc<M> {
             }
         }
         if pages == 0 {
-            self.owners -= self.zspages.remove(index).used().places.capacity();
+            self.owners -= self.zspages.remove(index).used().owners();
         }
         freed as u64
     }
@@ -292,7 +299,7 @@ impl<M: PageSource> Zsmalloc<M> {
     /// An empty zspage of one page, on no list.
     fn add_zspage(&mut self, class: usize) -> Result<u32, AllocError> {
         let run = self.memory.take(self.classes[class].pages as usize).ok_or(AllocError::Pages)?;
-        let (places, links, number) = (Vec::new(), Links::default(), class as u16);
+        let (places, links, number) = (SmallVec::new(), Links::default(), class as u16);
         let mut zspage = Zspage { run, places, links, used: 0, hole: NO_PLACE, class: number, pages: 1 };
         let owners = zspage.reserve_owners(self.classes[class].places as usize)?;
         let index = self.zspages.insert(CellOf::Used(zspage), MAX_ZSPAGES).ok_or(AllocError::Metadata)?;
@@ -417,7 +424,7 @@ impl<M: PageSource> Allocator for Zsmalloc<M> {
             holes[number] += zspage.check_places(index);
             pages += zspage.pages as u64;
             objects += zspage.used as u32;
-            owners += zspage.places.capacity();
+            owners += zspage.owners();
         }
         assert!(listed.is_empty(), "zspages that are not there are on lists");
         assert_eq!(
