@@ -3,10 +3,8 @@
 
 use libfuzzer_sys::arbitrary::{self, Arbitrary};
 use libfuzzer_sys::fuzz_target;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
-use uzswap_engine::fuzzing::Pool;
-use uzswap_engine::{HeapSource, PAGE_SIZE, PageRun, PageSource, Zpool};
+use uzswap_engine::fuzzing::{Limited, Pool};
+use uzswap_engine::{PAGE_SIZE, Zpool};
 
 #[derive(Debug, Arbitrary)]
 struct Input {
@@ -25,51 +23,8 @@ enum Step {
     Memory { pages: u8 },
 }
 
-/// Has memory for so many pages more.
-#[derive(Clone)]
-struct Limited(Arc<AtomicUsize>);
-
-impl Limited {
-    fn spend(&self, pages: usize) -> bool {
-        self.0.fetch_update(Relaxed, Relaxed, |left| left.checked_sub(pages)).is_ok()
-    }
-}
-
-struct LimitedRun {
-    run: <HeapSource as PageSource>::Run,
-    memory: Limited,
-}
-
-impl PageSource for Limited {
-    type Run = LimitedRun;
-
-    fn take(&self, most: usize) -> Option<LimitedRun> {
-        let run = if self.spend(1) { HeapSource.take(most) } else { None };
-        run.map(|run| LimitedRun { run, memory: self.clone() })
-    }
-}
-
-impl PageRun for LimitedRun {
-    fn resize(&mut self, pages: usize) -> bool {
-        let before = self.run.as_ref().len() / PAGE_SIZE;
-        self.memory.spend(pages.saturating_sub(before)) && self.run.resize(pages)
-    }
-}
-
-impl AsRef<[u8]> for LimitedRun {
-    fn as_ref(&self) -> &[u8] {
-        self.run.as_ref()
-    }
-}
-
-impl AsMut<[u8]> for LimitedRun {
-    fn as_mut(&mut self) -> &mut [u8] {
-        self.run.as_mut()
-    }
-}
-
 fuzz_target!(|input: Input| {
-    let memory = Limited(Arc::new(AtomicUsize::new(input.pages as usize)));
+    let memory = Limited::new(input.pages as u64);
     let zpool = if input.zbud { Zpool::Zbud } else { Zpool::Zsmalloc };
     let mut pool = Pool::new(zpool, memory.clone());
     let mut model: Vec<(u32, Vec<u8>)> = Vec::new();
@@ -91,7 +46,7 @@ fuzz_target!(|input: Input| {
                 let before = pool.totals().0;
                 assert_eq!(pool.compact(length_of(length)), before - pool.totals().0);
             }
-            Step::Memory { pages } => memory.0.store(pages as usize, Relaxed),
+            Step::Memory { pages } => memory.set(pages as u64),
         }
         pool.check_valid();
     }

@@ -4,8 +4,6 @@
 
 use libfuzzer_sys::arbitrary::{self, Arbitrary};
 use libfuzzer_sys::fuzz_target;
-use std::io;
-use std::sync::Mutex;
 use uzswap_engine::*;
 
 #[derive(Debug, Arbitrary)]
@@ -78,30 +76,6 @@ impl Name {
         let parsed = name.parse().ok();
         assert_eq!(parsed, all.iter().copied().find(|choice| name_of(*choice) == name));
         parsed
-    }
-}
-
-#[derive(Default)]
-struct File(Mutex<Vec<u8>>);
-
-impl SwapFile for File {
-    fn write_at(&self, offset: u64, data: &[u8]) -> io::Result<()> {
-        let file = &mut *self.0.lock().unwrap();
-        let (start, end) = (offset as usize, offset as usize + data.len());
-        file.resize(file.len().max(end), 0);
-        file[start..end].copy_from_slice(data);
-        Ok(())
-    }
-
-    fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
-        buf.copy_from_slice(&self.0.lock().unwrap()[offset as usize..offset as usize + buf.len()]);
-        Ok(())
-    }
-
-    fn discard(&self, offset: u64, len: u64) {
-        let file = &mut *self.0.lock().unwrap();
-        let end = file.len().min((offset + len) as usize);
-        file.get_mut(offset as usize..end).unwrap_or_default().fill(0);
     }
 }
 
@@ -318,7 +292,7 @@ fuzz_target!(|input: Input| {
         swap_limit_bytes: input.swap_limit_bytes.map(Amount::bytes),
         ..Config::default()
     };
-    let swap = input.swap.then(|| Box::new(File::default()) as Box<dyn SwapFile>);
+    let swap = input.swap.then(|| Box::new(HeapSwapFile::default()) as Box<dyn SwapFile>);
     let zswap = Zswap::new(config, swap, HeapSource);
     let root = Known { group: Group::ROOT, parent: 0, removed: false, writeback: true, zswap_max: None };
     let mut machine = Machine { zswap, groups: vec![root], owned: Vec::new(), enabled: true };

@@ -7,6 +7,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -101,6 +102,15 @@ __attribute__((unused)) static void die(const char *what)
 {
 	perror(what);
 	_exit(2);
+}
+
+/* Fresh memory at that address, in place of what is there. */
+__attribute__((unused)) static char *map_at(char *address, size_t len)
+{
+	char *got = mmap(address, len, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0);
+	if (got != address)
+		die("mmap");
+	return got;
 }
 
 __attribute__((unused)) static uint64_t microseconds(void)

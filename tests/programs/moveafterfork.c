@@ -21,21 +21,14 @@ static void *discard(void *memory)
 	return NULL;
 }
 
-static char *map_at(char *address)
-{
-	char *got = mmap(address, LEN, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0);
-	if (got != address)
-		die("mmap");
-	return got;
-}
-
 int main(int argc, char **argv)
 {
 	uint64_t end = microseconds() + argument(argc, argv, 1, 5) * 1000000;
 	char *room = mmap(NULL, 6 * LEN, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
 	if (room == MAP_FAILED)
 		die("mmap");
-	char *source = map_at(room), *target = map_at(room + 2 * LEN), *discarded = map_at(room + 4 * LEN);
+	char *source = map_at(room, LEN), *target = map_at(room + 2 * LEN, LEN);
+	char *discarded = map_at(room + 4 * LEN, LEN);
 	pthread_t other;
 	memset(discarded, 7, LEN);
 	madvise(discarded, LEN, MADV_PAGEOUT);
@@ -61,7 +54,7 @@ int main(int argc, char **argv)
 		if (waitpid(child, &status, 0) != child || status)
 			return 1;
 		pages_expect(target, PAGES, base, "after the move");
-		map_at(source);
+		map_at(source, LEN);
 	}
 	stop = 1;
 	pthread_join(other, NULL);

@@ -19,14 +19,6 @@ static void *page_out_target(void *unused)
 	return unused;
 }
 
-static char *map_at(char *address)
-{
-	char *got = mmap(address, LEN, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0);
-	if (got != address)
-		die("mmap");
-	return got;
-}
-
 int main(int argc, char **argv)
 {
 	uint64_t end = microseconds() + argument(argc, argv, 1, 5) * 1000000;
@@ -34,8 +26,8 @@ int main(int argc, char **argv)
 	char *room = mmap(NULL, 2 * LEN, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
 	if (room == MAP_FAILED)
 		die("mmap");
-	char *source = map_at(room + LEN);
-	target = map_at(room);
+	char *source = map_at(room + LEN, LEN);
+	target = map_at(room, LEN);
 	pthread_t pager;
 	if (pthread_create(&pager, NULL, page_out_target, NULL))
 		die("pthread_create");
@@ -47,7 +39,7 @@ int main(int argc, char **argv)
 			;
 		if (mremap(source, LEN, LEN, MREMAP_MAYMOVE | MREMAP_FIXED, target) != target)
 			die("mremap");
-		map_at(source);
+		map_at(source, LEN);
 		pages_expect(target, PAGES, base, "after the move");
 	}
 	stop = 1;

@@ -6,50 +6,17 @@
 //! the pages has to leave one by one for the block, which stays until the last has left, to weigh more than the
 //! pages alone would. With `--quick` it looks at a quarter of the pages, three times instead of nine.
 
+#[path = "memory/codec.rs"]
+mod codec;
 mod memory;
 
+use codec::{CODECS, Codec};
 use memory::{BLOCK, images, median, time};
 use std::hint::black_box;
 use std::time::Duration;
-use uzswap_engine::{Compressor, PAGE_SIZE};
+use uzswap_engine::PAGE_SIZE;
 
-/// lzo-rle is our own, and made for pages.
-const CODECS: [Compressor; 3] = [Compressor::Lz4, Compressor::Zstd, Compressor::Deflate];
 const SIZES: [usize; 4] = [1, 4, 8, BLOCK];
-
-struct Codec {
-    compressor: Compressor,
-    zstd: (zstd::bulk::Compressor<'static>, zstd::bulk::Decompressor<'static>),
-    deflate: (libdeflater::Compressor, libdeflater::Decompressor),
-}
-
-impl Codec {
-    fn new(compressor: Compressor) -> Codec {
-        let level = libdeflater::CompressionLvl::new(1).expect("level 1");
-        Codec {
-            compressor,
-            zstd: (zstd::bulk::Compressor::new(1).expect("zstd"), zstd::bulk::Decompressor::new().expect("zstd")),
-            deflate: (libdeflater::Compressor::new(level), libdeflater::Decompressor::new()),
-        }
-    }
-
-    fn compress(&mut self, block: &[u8], buffer: &mut [u8]) -> usize {
-        match self.compressor {
-            Compressor::Lz4 => lz4::block::compress_to_buffer(block, None, false, buffer).expect("lz4"),
-            Compressor::Zstd => self.zstd.0.compress_to_buffer(block, buffer).expect("zstd"),
-            _ => self.deflate.0.deflate_compress(block, buffer).expect("deflate"),
-        }
-    }
-
-    fn decompress(&mut self, data: &[u8], block: &mut [u8]) {
-        let length = match self.compressor {
-            Compressor::Lz4 => lz4::block::decompress_to_buffer(data, Some(block.len() as i32), block).expect("lz4"),
-            Compressor::Zstd => self.zstd.1.decompress_to_buffer(data, block).expect("zstd"),
-            _ => self.deflate.1.deflate_decompress(data, block).expect("deflate"),
-        };
-        assert_eq!(length, block.len());
-    }
-}
 
 fn main() {
     let quick = std::env::args().any(|argument| argument == "--quick");

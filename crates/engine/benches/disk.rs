@@ -6,9 +6,12 @@
 //! named by TMPDIR. With `--quick` it looks at a quarter of the pages, three times instead of nine.
 
 mod memory;
+#[path = "memory/slots.rs"]
+mod slots;
 
 use memory::{Image, images, median, time};
 use rustix::fs::{Advice, FallocateFlags, fadvise, fallocate};
+use slots::{shuffle, store};
 use std::fs::{File, OpenOptions};
 use std::hint::black_box;
 use std::os::unix::fs::{FileExt, MetadataExt};
@@ -52,10 +55,6 @@ fn engine(config: Config) -> (Zswap, Arc<File>) {
     (Zswap::new(config, Some(Box::new(Disk(file.clone()))), HeapSource), file)
 }
 
-fn store(zswap: &Zswap, pages: &[Page]) -> Vec<Slot> {
-    pages.iter().map(|page| zswap.swap_out(page, Home::ROOT).expect("room")).collect()
-}
-
 fn load(zswap: &Zswap, slots: &[Slot]) {
     let mut page = [0; PAGE_SIZE];
     for &slot in slots {
@@ -66,15 +65,6 @@ fn load(zswap: &Zswap, slots: &[Slot]) {
 
 fn free(zswap: &Zswap, slots: impl IntoIterator<Item = Slot>) {
     slots.into_iter().for_each(|slot| zswap.invalidate(slot));
-}
-
-/// The same order each time.
-fn shuffle<T>(items: &mut [T]) {
-    let mut random = 1u64;
-    for i in (1..items.len()).rev() {
-        random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        items.swap(i, (random >> 33) as usize % (i + 1));
-    }
 }
 
 fn forms(config: &Config) -> [(Zswap, Arc<File>); 2] {
@@ -103,7 +93,7 @@ fn costs(images: &[Image], rounds: usize) {
                     bytes[form] = zswap.counters().swap_current / pages.len() as u64;
                     let loaded = time(|| load(zswap, &slots)).0;
                     fadvise(&**file, 0, None, Advice::DontNeed).expect("dropped from the cache");
-                    shuffle(&mut slots);
+                    shuffle(&mut slots, 1);
                     let cold = time(|| load(zswap, &slots[..COLD])).0;
                     free(zswap, slots);
                     zswap.set_max_pool_bytes(0);
@@ -148,7 +138,7 @@ fn space(images: &[Image]) {
             let pages: Vec<Page> = (0..4).flat_map(|_| image.pages.iter().copied()).collect();
             let mut slots = store(&zswap, &pages);
             zswap.shrink(u64::MAX);
-            shuffle(&mut slots);
+            shuffle(&mut slots, 1);
             for share in [1, 2, 10, 100] {
                 free(&zswap, slots.drain(pages.len() / share..));
                 print(slots.len());
@@ -156,7 +146,7 @@ fn space(images: &[Image]) {
             for _ in 0..40 {
                 slots.extend(store(&zswap, &image.pages));
                 zswap.shrink(u64::MAX);
-                shuffle(&mut slots);
+                shuffle(&mut slots, 1);
                 let keep = slots.len().min(3 * image.pages.len());
                 free(&zswap, slots.drain(keep..));
             }
@@ -190,7 +180,7 @@ fn capacity(images: &[Image]) {
             let fresh = fill(&mut slots);
             let mut settled = 0;
             for _ in 0..100 {
-                shuffle(&mut slots);
+                shuffle(&mut slots, 1);
                 free(&zswap, slots.drain(slots.len() / 10 * 9..));
                 settled = fill(&mut slots);
             }

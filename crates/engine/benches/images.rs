@@ -14,9 +14,15 @@
 //! 4. One thread's time is that which it had on the processor; only that of two is by the clock, beside what two can do that
 //!    share nothing.
 
+#[path = "memory/codec.rs"]
+mod codec;
 mod memory;
+#[path = "memory/slots.rs"]
+mod slots;
 
+use codec::{CODECS, Codec};
 use memory::{Image, images, median, time};
+use slots::{Random, shuffle, store};
 use std::fs;
 use std::hint::black_box;
 use std::sync::{Barrier, Mutex};
@@ -113,10 +119,6 @@ fn zswap(compressor: Compressor) -> Zswap {
     Zswap::new(config, None, Warm)
 }
 
-fn store(zswap: &Zswap, pages: &[Page]) -> Vec<Slot> {
-    pages.iter().map(|page| zswap.swap_out(page, Home::ROOT).expect("room")).collect()
-}
-
 fn load(zswap: &Zswap, slots: &[Slot]) {
     let mut page = [0; PAGE_SIZE];
     for &slot in slots {
@@ -142,51 +144,10 @@ fn spent<T>(work: impl FnOnce() -> T) -> (Duration, T) {
     (processor_time() - start, result)
 }
 
-/// The codec as the engine calls it, without the engine.
-struct Bare {
-    compressor: Compressor,
-    zstd: (zstd::bulk::Compressor<'static>, zstd::bulk::Decompressor<'static>),
-    deflate: (libdeflater::Compressor, libdeflater::Decompressor),
-}
-
-impl Bare {
-    fn new(compressor: Compressor) -> Bare {
-        let level = libdeflater::CompressionLvl::new(1).expect("level 1");
-        Bare {
-            compressor,
-            zstd: (zstd::bulk::Compressor::new(1).expect("zstd"), zstd::bulk::Decompressor::new().expect("zstd")),
-            deflate: (libdeflater::Compressor::new(level), libdeflater::Decompressor::new()),
-        }
-    }
-
-    fn compress(&mut self, page: &Page, buffer: &mut [u8]) -> usize {
-        match self.compressor {
-            Compressor::Lz4 => lz4::block::compress_to_buffer(page, None, false, buffer).expect("lz4"),
-            Compressor::Zstd => self.zstd.0.compress_to_buffer(page, buffer).expect("zstd"),
-            _ => self.deflate.0.deflate_compress(page, buffer).expect("deflate"),
-        }
-    }
-
-    fn decompress(&mut self, data: &[u8], page: &mut Page) {
-        let length = match self.compressor {
-            Compressor::Lz4 => lz4::block::decompress_to_buffer(data, Some(PAGE_SIZE as i32), page).expect("lz4"),
-            Compressor::Zstd => self.zstd.1.decompress_to_buffer(data, page.as_mut_slice()).expect("zstd"),
-            _ => self.deflate.1.deflate_decompress(data, page).expect("deflate"),
-        };
-        assert_eq!(length, PAGE_SIZE);
-    }
-}
-
-/// lzo-rle is our own: there is no other to compare it with.
-const CODECS: [Compressor; 3] = [Compressor::Lz4, Compressor::Zstd, Compressor::Deflate];
-
 /// The numbers below `count`, in an order that `seed` decides.
 fn shuffled(count: usize, seed: u64) -> Vec<usize> {
     let mut order: Vec<usize> = (0..count).collect();
-    let mut random = Random(seed);
-    for last in (1..count).rev() {
-        order.swap(last, random.below(last + 1));
-    }
+    shuffle(&mut order, seed);
     order
 }
 
@@ -195,7 +156,7 @@ fn against_the_codec(images: &[Image], rounds: usize) {
     for compressor in CODECS {
         for image in images {
             let pages = &image.pages;
-            let (zswap, mut bare) = (zswap(compressor), Bare::new(compressor));
+            let (zswap, mut bare) = (zswap(compressor), Codec::new(compressor));
             let (mut memory, mut page) = (vec![1; (pages.len() + 1) * 2 * PAGE_SIZE], [0; PAGE_SIZE]);
             let lengths: Vec<usize> = pages.iter().map(|page| bare.compress(page, &mut memory)).collect();
             let (mut places, mut end) = (vec![0; pages.len()], 0);
@@ -290,16 +251,6 @@ fn two_threads(images: &[Image], rounds: usize) {
     }
 }
 
-struct Random(u64);
-
-impl Random {
-    /// A number below `end`.
-    fn below(&mut self, end: usize) -> usize {
-        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        (self.0 >> 33) as usize % end
-    }
-}
-
 /// A page that hardly takes room, and is like no other.
 fn small(number: usize) -> Page {
     let mut page = [0; PAGE_SIZE];
@@ -349,7 +300,7 @@ fn capacity(images: &[Image]) {
     println!("{:<22}{:>7}{:>8}{:>9}", "", "codec", "engine", "of it");
     for compressor in CODECS {
         for image in images.iter().filter(|image| image.name != "zero") {
-            let (zswap, mut bare) = (zswap(compressor), Bare::new(compressor));
+            let (zswap, mut bare) = (zswap(compressor), Codec::new(compressor));
             let mut buffer = vec![0; 2 * PAGE_SIZE];
             let packed: usize = image.pages.iter().map(|page| bare.compress(page, &mut buffer).min(PAGE_SIZE)).sum();
             let codec = (image.pages.len() * PAGE_SIZE) as f64 / packed as f64;

@@ -1,8 +1,11 @@
-//! What the fuzz targets reach of the inside: an allocator alone, and lzo-rle alone.
+//! What the fuzz targets reach of the inside: an allocator alone, and lzo-rle alone. And memory for an allocator that runs
+//! out, which the unit tests have too.
 
+use crate::PAGE_SIZE;
 use crate::lzo;
+use crate::sync::{AtomicU64, Ordering::Relaxed};
 use crate::zbud::Zbud;
-use crate::zpool::{Allocator, PageSource, Place, Zpool};
+use crate::zpool::{Allocator, HeapSource, PageRun, PageSource, Place, Zpool};
 use crate::zsmalloc::Zsmalloc;
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -63,6 +66,64 @@ impl Pool {
     pub fn check_valid(&mut self) {
         self.allocator.check_valid();
         self.objects.iter().for_each(|(owner, (place, _))| self.allocator.check_owner(*place, *owner));
+    }
+}
+
+/// Has memory for so many pages more; what is given back to it is gone.
+#[derive(Clone)]
+pub struct Limited(Arc<AtomicU64>);
+
+/// A run from a [`Limited`].
+pub struct LimitedRun {
+    run: <HeapSource as PageSource>::Run,
+    memory: Limited,
+}
+
+impl Limited {
+    /// With memory for so many pages.
+    pub fn new(pages: u64) -> Limited {
+        Limited(Arc::new(AtomicU64::new(pages)))
+    }
+
+    /// Has memory for so many pages from now on.
+    pub fn set(&self, pages: u64) {
+        self.0.store(pages, Relaxed);
+    }
+
+    fn spend(&self, pages: usize) -> bool {
+        self.0.fetch_update(Relaxed, Relaxed, |left| left.checked_sub(pages as u64)).is_ok()
+    }
+}
+
+impl PageSource for Limited {
+    type Run = LimitedRun;
+
+    fn take(&self, most: usize) -> Option<LimitedRun> {
+        let run = if self.spend(1) { HeapSource.take(most) } else { None };
+        run.map(|run| LimitedRun { run, memory: self.clone() })
+    }
+}
+
+impl PageRun for LimitedRun {
+    fn resize(&mut self, pages: usize) -> bool {
+        let before = self.run.as_ref().len() / PAGE_SIZE;
+        let room = self.memory.spend(pages.saturating_sub(before));
+        if room {
+            assert!(self.run.resize(pages), "the heap has no memory");
+        }
+        room
+    }
+}
+
+impl AsRef<[u8]> for LimitedRun {
+    fn as_ref(&self) -> &[u8] {
+        self.run.as_ref()
+    }
+}
+
+impl AsMut<[u8]> for LimitedRun {
+    fn as_mut(&mut self) -> &mut [u8] {
+        self.run.as_mut()
     }
 }
 

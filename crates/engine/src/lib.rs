@@ -29,7 +29,7 @@ mod counters;
 mod disk;
 mod entry;
 mod folio;
-#[cfg(feature = "fuzzing")]
+#[cfg(any(test, feature = "fuzzing"))]
 #[doc(hidden)]
 pub mod fuzzing;
 mod groups;
@@ -60,7 +60,7 @@ pub use groups::{Group, GroupError, Home};
 pub use names::UnknownName;
 pub use policy::Policy;
 pub use slots::Slot;
-pub use swapfile::SwapFile;
+pub use swapfile::{HeapSwapFile, SwapFile};
 pub use zpool::{HeapSource, MAX_ZSPAGE_PAGES, PageRun, PageSource, Zpool};
 pub use zswap::{Config, LoadError, Origin, SwapOutError, Zswap};
 

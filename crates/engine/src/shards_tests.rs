@@ -1,31 +1,10 @@
 //! Pages in all shards at once. A thread alone fills one; these tests choose for it.
 
 use super::*;
-use crate::{Compressor, Config, HeapSource, Home, Origin, PAGE_SIZE, Page, SwapFile, Zpool, Zswap};
-use std::io;
-
-#[derive(Default)]
-struct File(std::sync::Mutex<Vec<u8>>);
-
-impl SwapFile for File {
-    fn write_at(&self, offset: u64, data: &[u8]) -> io::Result<()> {
-        let file = &mut *self.0.lock().unwrap();
-        let (start, end) = (offset as usize, offset as usize + data.len());
-        file.resize(file.len().max(end), 0);
-        file[start..end].copy_from_slice(data);
-        Ok(())
-    }
-
-    fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
-        buf.copy_from_slice(&self.0.lock().unwrap()[offset as usize..][..buf.len()]);
-        Ok(())
-    }
-
-    fn discard(&self, _: u64, _: u64) {}
-}
+use crate::{Compressor, Config, HeapSource, HeapSwapFile, Home, Origin, PAGE_SIZE, Page, SwapFile, Zpool, Zswap};
 
 fn zswap(config: Config, swap: bool) -> Zswap {
-    let file = swap.then(|| Box::new(File::default()) as Box<dyn SwapFile>);
+    let file = swap.then(|| Box::new(HeapSwapFile::default()) as Box<dyn SwapFile>);
     Zswap::new(config, file, HeapSource)
 }
 

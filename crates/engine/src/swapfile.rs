@@ -12,6 +12,7 @@
 //!    during the discard, so the cluster is on no list until `discarded`.
 
 use crate::PAGE_SIZE;
+use crate::sync::Mutex;
 use crate::table::{Cell, Links, List, NIL, Nodes, Table};
 use std::io;
 use std::ops::Range;
@@ -49,6 +50,35 @@ pub trait SwapFile: Send + Sync {
 
     /// The bytes from `offset` on are not needed any more: punch a hole, as well as can be.
     fn discard(&self, offset: u64, len: u64);
+}
+
+/// Keeps the file in the heap. For tests and experiments: to write there saves no memory.
+#[derive(Default)]
+pub struct HeapSwapFile(Mutex<Vec<u8>>);
+
+impl SwapFile for HeapSwapFile {
+    fn write_at(&self, offset: u64, data: &[u8]) -> io::Result<()> {
+        let mut file = self.0.lock();
+        let (start, end) = (offset as usize, offset as usize + data.len());
+        let length = file.len().max(end);
+        file.resize(length, 0);
+        file[start..end].copy_from_slice(data);
+        Ok(())
+    }
+
+    fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
+        let file = self.0.lock();
+        let bytes = file.get(offset as usize..offset as usize + buf.len());
+        buf.copy_from_slice(bytes.ok_or(io::ErrorKind::UnexpectedEof)?);
+        Ok(())
+    }
+
+    /// Leaves zeros, so that whoever still reads there notices.
+    fn discard(&self, offset: u64, len: u64) {
+        let mut file = self.0.lock();
+        let end = file.len().min((offset + len) as usize);
+        file.get_mut(offset as usize..end).unwrap_or_default().fill(0);
+    }
 }
 
 /// Units that so many bytes take.

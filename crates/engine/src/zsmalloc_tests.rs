@@ -1,10 +1,10 @@
 //! Tests of the allocator against a plain map of what was put in.
 
 use super::*;
+use crate::fuzzing::Limited;
 use crate::zpool::HeapSource;
 use proptest::prelude::*;
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 #[test]
 fn classes_cover_every_size_with_little_waste() {
@@ -81,54 +81,12 @@ fn compact(pool: &mut Zsmalloc<impl PageSource>, class: usize, owners: &mut Hash
     }
 }
 
-/// Has memory for so many pages.
-struct Limited(Arc<AtomicUsize>);
-
-struct LimitedRun {
-    run: <HeapSource as PageSource>::Run,
-    pages: usize,
-    left: Arc<AtomicUsize>,
-}
-
-impl PageSource for Limited {
-    type Run = LimitedRun;
-
-    fn take(&self, most: usize) -> Option<LimitedRun> {
-        self.0.fetch_update(Relaxed, Relaxed, |left| left.checked_sub(1)).ok()?;
-        Some(LimitedRun { run: HeapSource.take(most)?, pages: 1, left: self.0.clone() })
-    }
-}
-
-impl PageRun for LimitedRun {
-    fn resize(&mut self, pages: usize) -> bool {
-        let more = pages.saturating_sub(self.pages);
-        let room = self.left.fetch_update(Relaxed, Relaxed, |left| left.checked_sub(more)).is_ok();
-        if room {
-            assert!(self.run.resize(pages));
-            self.pages = pages;
-        }
-        room
-    }
-}
-
-impl AsRef<[u8]> for LimitedRun {
-    fn as_ref(&self) -> &[u8] {
-        self.run.as_ref()
-    }
-}
-
-impl AsMut<[u8]> for LimitedRun {
-    fn as_mut(&mut self) -> &mut [u8] {
-        self.run.as_mut()
-    }
-}
-
 #[derive(Debug, Clone)]
 enum Step {
     Malloc { length: usize, byte: u8 },
     Free { which: prop::sample::Index },
     Compact { class: prop::sample::Index },
-    Memory { pages: usize },
+    Memory { pages: u64 },
 }
 
 fn steps() -> impl Strategy<Value = Vec<Step>> {
@@ -137,7 +95,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
         6 => (length, any::<u8>()).prop_map(|(length, byte)| Step::Malloc { length, byte }),
         4 => any::<prop::sample::Index>().prop_map(|which| Step::Free { which }),
         2 => any::<prop::sample::Index>().prop_map(|class| Step::Compact { class }),
-        1 => (0usize..40).prop_map(|pages| Step::Memory { pages }),
+        1 => (0u64..40).prop_map(|pages| Step::Memory { pages }),
     ];
     prop::collection::vec(step, 1..200)
 }
@@ -146,8 +104,8 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
     #[test]
     fn objects_keep_their_bytes(steps in steps()) {
-        let memory = Arc::new(AtomicUsize::new(20));
-        let mut pool = Zsmalloc::new(Arc::new(Limited(memory.clone())));
+        let memory = Limited::new(20);
+        let mut pool = Zsmalloc::new(Arc::new(memory.clone()));
         let mut model: HashMap<u32, Vec<u8>> = HashMap::new();
         let mut places: HashMap<u32, Place> = HashMap::new();
         for (owner, step) in (1..).zip(steps) {
@@ -179,7 +137,7 @@ proptest! {
                     let freed = compact(&mut pool, class, &mut places);
                     prop_assert_eq!(pool.pages(), before - freed);
                 }
-                Step::Memory { pages } => memory.store(pages, Relaxed),
+                Step::Memory { pages } => memory.set(pages),
             }
             pool.check_valid();
             prop_assert_eq!(pool.objects() as usize, model.len());
