@@ -34,11 +34,10 @@ const _: () = assert!(MAX_SHARDS.is_power_of_two());
 struct Apart<T>(T);
 
 /// What the shards share without a lock.
-#[derive(Default)]
 pub(crate) struct Shared {
     /// Pages of each shard's pools. Who writes has the shard's lock, so that no atomic addition is needed: it would wait for
     /// all that was just copied into the pool to reach memory.
-    pages: [Apart<AtomicU64>; MAX_SHARDS],
+    pages: Box<[Apart<AtomicU64>]>,
     /// The cap was hit, and the pools have not been at or under the accept threshold since.
     pub full: AtomicBool,
     /// Passes as entries are put at the hot ends of their lists.
@@ -46,6 +45,11 @@ pub(crate) struct Shared {
 }
 
 impl Shared {
+    pub fn new(shards: usize) -> Shared {
+        let pages = std::iter::repeat_with(Apart::default).take(shards).collect();
+        Shared { pages, full: AtomicBool::new(false), time: AtomicU8::new(0) }
+    }
+
     /// Pages of all pools.
     pub fn pages(&self) -> u64 {
         self.pages.iter().map(|pages| pages.0.load(Relaxed)).sum()
@@ -70,7 +74,7 @@ crate::sync::thread_local! {
 impl Shards {
     pub fn new(config: &Config, memory: Arc<dyn Memory>) -> Shards {
         assert!(config.shards.is_power_of_two() && config.shards <= MAX_SHARDS, "{} shards", config.shards);
-        let shared = Arc::<Shared>::default();
+        let shared = Arc::new(Shared::new(config.shards));
         let state = |number| State::new(number, config.clone(), memory.clone(), shared.clone());
         Shards((0..config.shards).map(|number| Apart(Mutex::new(state(number)))).collect())
     }
