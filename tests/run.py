@@ -15,6 +15,7 @@ from pathlib import Path
 import suite
 import workloads
 import behaviour        # noqa: F401 (registers its tests)
+import control          # noqa: F401
 import failures         # noqa: F401
 
 

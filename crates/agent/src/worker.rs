@@ -39,8 +39,7 @@ use crate::sys::{self, EAGAIN, EBUSY, EINTR, ESRCH, call};
 pub struct Control {
     job: Job,
     forked: bool,
-    /// Whether the program has inherited evicted pages: then it may not run on before the worker guards it; otherwise,
-    /// not before the worker has said hello, so that the manager sees it grow.
+    /// Whether the program has inherited evicted pages: then it does not live without a manager.
     inherits: bool,
     beacon: usize,
     region: Region,
@@ -115,12 +114,8 @@ pub extern "C" fn main(control: *const Control) -> ! {
     let control = unsafe { &*control };
     leave_the_program();
     match Worker::attach(control) {
-        Some(worker) => {
-            if !control.inherits {
-                control.settle();
-            }
-            worker.obey(control);
-        }
+        // The program runs on when the manager says so: it is seen to grow from its first page on.
+        Some(worker) => worker.obey(control),
         None => control.settle(),
     }
     sys::exit(0)
@@ -227,8 +222,8 @@ impl Worker {
                         unsafe { call!(sys::SYS_CLOSE, self.uffd) };
                         self.uffd = descriptor;
                     }
-                    control.settle();
                 }
+                kind::GO => control.settle(),
                 kind::EXIT => return control.settle(),
                 _ => self.kill_program(),
             }

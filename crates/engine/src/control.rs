@@ -5,6 +5,7 @@ use crate::compress::Compressor;
 use crate::counters::{Counters, GroupCounters};
 use crate::groups::{Group, GroupError};
 use crate::pools::PoolId;
+use crate::shards::All;
 use crate::state::State;
 use crate::zpool::Zpool;
 use crate::zswap::Zswap;
@@ -115,7 +116,7 @@ impl Zswap {
             same_filled_pages: all.iter().map(|state| state.same_filled).sum(),
             root,
             swap_current: self.space.lock().used_bytes(),
-            swapped_pages: all.iter().map(|state| state.swapped).sum(),
+            swapped_pages: root.swapped / PAGE_SIZE as u64,
         }
     }
 
@@ -184,6 +185,14 @@ impl Zswap {
         let all = &mut self.shards.all();
         let number = all.one().groups.find(group).ok_or(GroupError::Gone)?;
         Ok(all.counters(number))
+    }
+
+    /// The compressed bytes of each of these groups and of everything below it, all at one moment; 0 for one that was
+    /// removed.
+    pub fn zswap_of(&self, groups: &[Group]) -> Vec<u64> {
+        let all = &mut self.shards.all();
+        let number_of = |all: &mut All<'_>, group| all.one().groups.find(group);
+        groups.iter().map(|&group| number_of(all, group).map_or(0, |number| all.counters(number).zswap)).collect()
     }
 
     fn change_group(&self, group: Group, change: impl Fn(&mut State, u16)) -> Result<(), GroupError> {

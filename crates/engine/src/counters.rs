@@ -48,6 +48,9 @@ pub struct GroupCounters {
     pub zswapped: u64,
     /// Gauge: bytes of pages kept uncompressed in the pool.
     pub zswap_incomp: u64,
+    /// Gauge: bytes that the pages on disk were before compression. `swapped_pages` tells as much.
+    #[serde(skip)]
+    pub swapped: u64,
     /// Pages loaded from the pool, or from a fill value other than zero.
     pub zswpin: u64,
     /// Pages stored in the pool, or as a fill value other than zero.
@@ -72,6 +75,7 @@ impl std::iter::Sum for GroupCounters {
             zswap: a.zswap + b.zswap,
             zswapped: a.zswapped + b.zswapped,
             zswap_incomp: a.zswap_incomp + b.zswap_incomp,
+            swapped: a.swapped + b.swapped,
             zswpin: a.zswpin + b.zswpin,
             zswpout: a.zswpout + b.zswpout,
             zswpwb: a.zswpwb + b.zswpwb,

@@ -20,8 +20,6 @@ pub(crate) struct State {
     pub groups: Groups,
     pub pools: Pools,
     pub same_filled: u64,
-    /// Pages on disk.
-    pub swapped: u64,
     shared: Arc<Shared>,
 }
 
@@ -55,7 +53,6 @@ impl State {
             groups: Groups::new(),
             pools: Pools::new(shard, memory, PoolId::new(config.compressor, config.zpool), shared.clone()),
             same_filled: 0,
-            swapped: 0,
             shared,
             config,
         }
@@ -153,7 +150,7 @@ impl State {
     /// A page that was written to disk without having been in a pool.
     pub fn store_sealed(&mut self, sealed: Sealed, group: u16, node: u8) -> Option<Slot> {
         let slot = self.insert(group, node, Location::Disk(sealed))?;
-        self.swapped += 1;
+        self.groups.charge(group, |counters| counters.swapped += PAGE_SIZE as u64);
         Some(slot)
     }
 
@@ -250,7 +247,7 @@ impl State {
                 self.free_object(group, object);
             }
             Location::Writing(Writing { object, .. }) => drop(self.free_object(group, object)),
-            Location::Disk(_) => self.swapped -= 1,
+            Location::Disk(_) => self.groups.charge(group, |counters| counters.swapped -= PAGE_SIZE as u64),
         }
         self.slots.remove(slot);
         self.groups.unname(group);
@@ -281,10 +278,10 @@ impl State {
         let listed: HashMap<Slot, (u16, u8)> =
             lists.into_iter().flat_map(|(list, slots)| slots.into_iter().map(move |slot| (slot, list))).collect();
         let slots: Vec<Slot> = self.slots.iter().map(|(slot, _)| slot).collect();
-        let (mut objects, mut swapped, mut same_filled, mut bytes) = (HashSet::new(), 0, 0, 0);
-        let mut groups: HashMap<u16, (u64, u64, u64)> = HashMap::new();
+        let (mut objects, mut same_filled, mut bytes) = (HashSet::new(), 0, 0);
+        let mut groups: HashMap<u16, (u64, u64, u64, u64)> = HashMap::new();
         for slot in slots {
-            let mut charged = (0, 0, 0);
+            let mut charged = (0, 0, 0, 0);
             match self.slots.location(slot) {
                 Location::Filled { .. } => {
                     same_filled += 1;
@@ -298,18 +295,18 @@ impl State {
                     self.pools.check_owner(object, slot);
                     let length = self.pools.get(object).len() as u64;
                     bytes += length;
-                    charged = (length, PAGE_SIZE as u64, if length == PAGE_SIZE as u64 { length } else { 0 });
+                    charged = (length, PAGE_SIZE as u64, if length == PAGE_SIZE as u64 { length } else { 0 }, 0);
                 }
                 Location::Writing(_) => panic!("{slot:?} is being written, and nobody writes"),
                 Location::Disk(sealed) => {
-                    swapped += 1;
+                    charged.3 = PAGE_SIZE as u64;
                     on_disk.push(sealed.run());
                 }
             }
             let group = self.group_of(slot);
             for number in self.groups.path(group) {
                 let sum = groups.entry(number).or_default();
-                *sum = (sum.0 + charged.0, sum.1 + charged.1, sum.2 + charged.2);
+                *sum = (sum.0 + charged.0, sum.1 + charged.1, sum.2 + charged.2, sum.3 + charged.3);
             }
         }
         assert_eq!(listed.len(), objects.len(), "entries on LRU lists against entries in the pools");
@@ -318,10 +315,9 @@ impl State {
         assert_eq!(self.same_filled, same_filled, "same-filled");
         for number in self.groups.living() {
             let counters = self.groups.counters(number);
-            let gauges = (counters.zswap, counters.zswapped, counters.zswap_incomp);
+            let gauges = (counters.zswap, counters.zswapped, counters.zswap_incomp, counters.swapped);
             assert_eq!(gauges, groups.get(&number).copied().unwrap_or_default(), "charges of group {number}");
         }
-        assert_eq!(self.swapped, swapped, "pages on disk");
         self.pools.check_valid()
     }
 }

@@ -16,7 +16,7 @@
 use crate::PAGE_SIZE;
 use crate::compress::with_scratch;
 use crate::disk::{Batch, Swap, Writeback};
-use crate::groups::{Cursor, Scope};
+use crate::groups::{Cursor, Group, Scope};
 use crate::lru::{Cause, Met};
 use crate::seal::Nonce;
 use crate::shards::All;
@@ -112,6 +112,12 @@ impl Zswap {
         self.shards.any().mark_full();
         let compacted = self.compact_while(|state| state.shrink_needed() > 0);
         compacted + self.run(Scope::All, Goal::Accepting, Cause::Limit).freed
+    }
+
+    /// As [`shrink`](Self::shrink), of a group and all below it only; of a group that was removed, nothing.
+    pub fn shrink_below(&self, group: Group, bytes: u64) -> u64 {
+        let number = self.shards.any().groups.find(group);
+        number.map_or(0, |number| self.run(Scope::Below(number), Goal::Freed(bytes), Cause::Limit).freed)
     }
 
     /// Writes back entries of a group at its limit, and of those below it: up to a cluster.
@@ -268,8 +274,8 @@ impl Zswap {
                     shrink.freed += pages * PAGE_SIZE as u64;
                     shrink.written += 1;
                     state.slots.set_disk(slot, sealed);
-                    state.swapped += 1;
                     state.groups.charge(group, |counters| {
+                        counters.swapped += PAGE_SIZE as u64;
                         counters.zswpwb += 1;
                         counters.pswpout += 1;
                     });

@@ -1,27 +1,47 @@
-//! What a job is charged for, and who may have more.
+//! What a group is charged for, and who may have more.
 //!
-//! A job is charged for its resident anonymous pages and for its compressed bytes. The charge is measured by
-//! [`Charge::measured`]; between two measurements every fill is deducted from what is left, so that no number of threads
-//! can fill past the limit.
+//! 1. A group is charged for the resident anonymous pages of its processes and for their compressed bytes, and for those of all
+//!    groups below it. The charge is measured by [`Charge::measured`]; between two measurements every fill is deducted from what
+//!    is left, in the group and in each above it, so that no number of threads can fill past a limit.
+//! 2. Limits change at any time; whoever looks sees the old or the new one.
+//! 3. No lock is taken by a fault: all figures are atomics.
 
-use std::sync::atomic::{AtomicI64, AtomicU64, Ordering::Relaxed};
-
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
 use parking_lot::{Condvar, Mutex};
-use uzswap_engine::PAGE_SIZE;
+use uzswap_engine::{Group, PAGE_SIZE};
+use uzswap_vm::pager::{Account, Counters};
+
+use crate::control::{GroupId, Limit};
 
 const PAGE: i64 = PAGE_SIZE as i64;
 
-/// The account of one job. Sizes are in bytes.
+/// Stands for no limit: half of all, so that sums do not overflow.
+const UNLIMITED: u64 = u64::MAX >> 1;
+
+const LIMITS: [Limit; 6] = [Limit::Max, Limit::High, Limit::Low, Limit::Min, Limit::SwapMax, Limit::ZswapMax];
+
+fn protects(limit: Limit) -> bool {
+    matches!(limit, Limit::Low | Limit::Min)
+}
+
+/// The account of one group. Sizes are in bytes.
 #[derive(Debug)]
 pub struct Charge {
-    /// `memory.max`.
-    pub max: u64,
-    /// Reclaim keeps the charge below this: `memory.high`, or a margin below `memory.max`.
-    pub soft: u64,
-    /// From here on mappings are watched; below, a job costs nothing.
-    watch_from: u64,
+    /// The group.
+    pub id: GroupId,
+    /// The group in the engine.
+    pub group: Group,
+    /// The group above.
+    pub parent: Option<Arc<Charge>>,
+    /// By `Limit`.
+    limits: [AtomicU64; 6],
+    /// `memory.zswap.writeback` of the group itself.
+    pub writeback: AtomicBool,
+    /// Its processes are stopped, whatever those above it say.
+    pub frozen: AtomicBool,
     left: AtomicI64,
     /// Resident anonymous memory, last measured.
     pub anon: AtomicU64,
@@ -31,28 +51,139 @@ pub struct Charge {
     pub current: AtomicU64,
     /// The most it ever was.
     pub peak: AtomicU64,
+    /// What happened to the pages of its own processes.
+    pub counters: Counters,
+    /// What happened for want of memory, here or below.
+    pub events: Events,
+    bell: Arc<Bell>,
+}
+
+/// `memory.events`.
+#[derive(Debug, Default)]
+pub struct Events {
+    /// Reclaimed from though below `memory.low`.
+    pub low: AtomicU64,
+    /// Reclaimed from because above `memory.high`.
+    pub high: AtomicU64,
+    /// Refused memory because at `memory.max`.
+    pub max: AtomicU64,
+    /// Nothing could be reclaimed any more.
+    pub oom: AtomicU64,
+    /// Processes killed for that.
+    pub oom_kill: AtomicU64,
+}
+
+/// Wakes the reclaimer.
+#[derive(Debug, Default)]
+pub struct Bell {
     wanted: Mutex<bool>,
-    bell: Condvar,
+    rung: Condvar,
+}
+
+impl Bell {
+    /// Wakes whoever waits for work.
+    pub fn ring(&self) {
+        let mut wanted = self.wanted.lock();
+        if !*wanted {
+            *wanted = true;
+            self.rung.notify_one();
+        }
+    }
+
+    /// Waits until memory is wanted, `patience` at most.
+    pub fn wait(&self, patience: Duration) {
+        let mut wanted = self.wanted.lock();
+        if !*wanted {
+            self.rung.wait_for(&mut wanted, patience);
+        }
+        *wanted = false;
+    }
+}
+
+impl Account for Charge {
+    fn admit(&self, pages: u64) -> bool {
+        let bytes = pages as i64 * PAGE;
+        let Some(refused) = self.path().find(|charge| !charge.take(bytes)) else { return true };
+        for charge in self.path().take_while(|charge| charge.id != refused.id) {
+            charge.left.fetch_add(bytes, Relaxed);
+        }
+        refused.count(|events| &events.max);
+        false
+    }
+
+    fn group(&self) -> Group {
+        self.group
+    }
+
+    fn counters(&self) -> &Counters {
+        &self.counters
+    }
 }
 
 impl Charge {
-    /// An account with these limits; `None` is no limit.
-    pub fn new(max: Option<u64>, high: Option<u64>) -> Charge {
-        let max = max.unwrap_or(u64::MAX >> 1);
-        let margin = margin(max);
-        let soft = high.unwrap_or(u64::MAX).min(max - margin);
+    /// An account without limits, for a new group.
+    pub fn new(id: GroupId, group: Group, parent: Option<Arc<Charge>>, bell: Arc<Bell>) -> Charge {
         Charge {
-            max,
-            soft,
-            watch_from: max - watched_room(max),
-            left: AtomicI64::new(max as i64),
-            anon: AtomicU64::new(0),
-            anon_peak: AtomicU64::new(0),
-            current: AtomicU64::new(0),
-            peak: AtomicU64::new(0),
-            wanted: Mutex::new(false),
-            bell: Condvar::new(),
+            id,
+            group,
+            parent,
+            limits: LIMITS.map(|limit| AtomicU64::new(if protects(limit) { 0 } else { UNLIMITED })),
+            writeback: AtomicBool::new(true),
+            frozen: AtomicBool::default(),
+            left: AtomicI64::new(UNLIMITED as i64),
+            anon: AtomicU64::default(),
+            anon_peak: AtomicU64::default(),
+            current: AtomicU64::default(),
+            peak: AtomicU64::default(),
+            counters: Counters::default(),
+            events: Events::default(),
+            bell,
         }
+    }
+
+    /// This group and those above it, the root last.
+    pub fn path(&self) -> impl Iterator<Item = &Charge> {
+        std::iter::successors(Some(self), |charge| charge.parent.as_deref())
+    }
+
+    /// Whether this is that group, or one below it.
+    pub fn is_below(&self, group: GroupId) -> bool {
+        self.path().any(|charge| charge.id == group)
+    }
+
+    /// A limit; None if there is none.
+    pub fn limit(&self, limit: Limit) -> Option<u64> {
+        Some(self.limits[limit as usize].load(Relaxed)).filter(|bytes| *bytes < UNLIMITED)
+    }
+
+    /// Sets a limit, or takes it away.
+    pub fn set_limit(&self, limit: Limit, bytes: Option<u64>) {
+        self.limits[limit as usize].store(bytes.unwrap_or(UNLIMITED).min(UNLIMITED), Relaxed);
+        let current = self.current.load(Relaxed);
+        self.left.store(self.max() as i64 - current as i64, Relaxed);
+        self.bell.ring();
+    }
+
+    /// `memory.max`, or more than there is.
+    pub fn max(&self) -> u64 {
+        self.limits[Limit::Max as usize].load(Relaxed)
+    }
+
+    fn high(&self) -> u64 {
+        self.limits[Limit::High as usize].load(Relaxed)
+    }
+
+    /// Reclaim keeps the charge below this: `memory.high`, or a margin below `memory.max`.
+    pub fn soft(&self) -> u64 {
+        let max = self.max();
+        self.high().min(max - margin(max).min(max))
+    }
+
+    /// From here on mappings are watched; below, a group costs nothing.
+    fn watch_from(&self) -> u64 {
+        let high = self.high();
+        let max = self.max().min(high.saturating_add(margin(high)));
+        max - watched_room(max)
     }
 
     /// Enters a measurement.
@@ -62,56 +193,44 @@ impl Charge {
         self.anon_peak.fetch_max(anon, Relaxed);
         self.current.store(current, Relaxed);
         self.peak.fetch_max(current, Relaxed);
-        self.left.store(self.max as i64 - current as i64, Relaxed);
+        self.left.store(self.max() as i64 - current as i64, Relaxed);
     }
 
-    /// Takes memory for `pages` pages if there is so much left. Wakes reclaim when little is.
-    pub fn take(&self, pages: u64) -> bool {
-        let wanted = pages as i64 * PAGE;
-        let left = self.left.fetch_sub(wanted, Relaxed) - wanted;
-        if left < (self.max - self.soft) as i64 {
-            self.wake_reclaim();
+    /// Takes so many bytes if so much is left. Wakes reclaim when little is.
+    fn take(&self, bytes: i64) -> bool {
+        let left = self.left.fetch_sub(bytes, Relaxed) - bytes;
+        if left < (self.max() - self.soft()) as i64 {
+            self.bell.ring();
         }
         if left < 0 {
-            self.left.fetch_add(wanted, Relaxed);
+            self.left.fetch_add(bytes, Relaxed);
         }
         left >= 0
     }
 
+    /// Counts an event here and in all groups above.
+    pub fn count(&self, event: fn(&Events) -> &AtomicU64) {
+        for charge in self.path() {
+            event(&charge.events).fetch_add(1, Relaxed);
+        }
+    }
+
     /// Bytes by which the charge should fall; 0 or less if it is low enough.
     pub fn excess(&self) -> i64 {
-        (self.max as i64 - self.left.load(Relaxed)) - self.soft as i64
+        (self.max() as i64 - self.left.load(Relaxed)) - self.soft() as i64
     }
 
     /// Whether the limit is so near that mappings are watched.
     pub fn is_near(&self) -> bool {
-        self.current.load(Relaxed) > self.watch_from
+        self.current.load(Relaxed) > self.watch_from()
     }
 
     /// How long nothing can happen that must be seen: memory is not touched faster than this.
     pub fn pause(&self) -> Duration {
         const BYTES_PER_MILLISECOND: u64 = 4 << 20;
         const NEAR: u64 = 2;
-        let room = self.watch_from.saturating_sub(self.current.load(Relaxed));
+        let room = self.watch_from().saturating_sub(self.current.load(Relaxed));
         Duration::from_millis((room / BYTES_PER_MILLISECOND).clamp(NEAR, 100))
-    }
-
-    /// Wakes whoever waits for work.
-    pub fn wake_reclaim(&self) {
-        let mut wanted = self.wanted.lock();
-        if !*wanted {
-            *wanted = true;
-            self.bell.notify_one();
-        }
-    }
-
-    /// Waits until memory is wanted, `patience` at most.
-    pub fn wait_for_want(&self, patience: Duration) {
-        let mut wanted = self.wanted.lock();
-        if !*wanted {
-            self.bell.wait_for(&mut wanted, patience);
-        }
-        *wanted = false;
     }
 }
 
@@ -130,30 +249,67 @@ fn watched_room(max: u64) -> u64 {
 mod tests {
     use super::*;
 
+    fn charge(id: u32, parent: Option<&Arc<Charge>>) -> Arc<Charge> {
+        Arc::new(Charge::new(GroupId(id), Group::ROOT, parent.cloned(), Arc::default()))
+    }
+
+    fn limited(max: Option<u64>, high: Option<u64>) -> Arc<Charge> {
+        let charge = charge(0, None);
+        charge.set_limit(Limit::Max, max);
+        charge.set_limit(Limit::High, high);
+        charge
+    }
+
     #[test]
     fn no_more_is_given_than_is_left() {
-        let charge = Charge::new(Some(16 << 20), None);
+        let charge = limited(Some(16 << 20), None);
         charge.measured(15 << 20, (1 << 20) - 2 * PAGE as u64);
-        assert!(charge.take(1));
-        assert!(!charge.take(2));
-        assert!(charge.take(1));
-        assert!(!charge.take(1));
-        assert_eq!(charge.excess(), 2 << 20);
+        assert!(charge.admit(1));
+        assert!(!charge.admit(2));
+        assert!(charge.admit(1));
+        assert!(!charge.admit(1));
+        assert_eq!((charge.excess(), charge.events.max.load(Relaxed)), (2 << 20, 2));
         charge.measured(8 << 20, 0);
         assert!(charge.excess() < 0);
         assert_eq!((charge.peak.load(Relaxed), charge.anon_peak.load(Relaxed)), ((16 << 20) - 8192, 15 << 20));
     }
 
     #[test]
+    fn what_one_group_on_the_path_refuses_is_charged_to_none() {
+        let top = limited(Some(16 << 20), None);
+        let (below, beside) = (charge(1, Some(&top)), charge(2, Some(&top)));
+        below.set_limit(Limit::Max, Some(4096));
+        assert!(below.admit(1) && !below.admit(1));
+        assert_eq!((below.events.max.load(Relaxed), top.events.max.load(Relaxed)), (1, 1));
+        assert!(beside.admit((16 << 20) / 4096 - 1), "the refused page was given back");
+        assert!(!beside.admit(1) && !below.admit(1), "the one above has no more");
+        below.set_limit(Limit::Max, None);
+        assert!(!below.admit(1));
+        top.set_limit(Limit::Max, None);
+        assert!(below.admit(1));
+        assert!(below.is_below(top.id) && !beside.is_below(below.id));
+    }
+
+    #[test]
     fn high_is_where_reclaim_begins() {
-        assert_eq!(Charge::new(Some(64 << 20), Some(32 << 20)).soft, 32 << 20);
-        assert_eq!(Charge::new(Some(64 << 20), None).soft, 60 << 20);
-        assert!(Charge::new(None, None).soft > 1 << 60);
+        assert_eq!(limited(Some(64 << 20), Some(32 << 20)).soft(), 32 << 20);
+        assert_eq!(limited(Some(64 << 20), None).soft(), 60 << 20);
+        assert!(limited(None, None).soft() > 1 << 60);
+    }
+
+    #[test]
+    fn a_group_without_a_hard_limit_is_watched_near_its_high_mark() {
+        let charge = limited(None, Some(256 << 20));
+        charge.measured(64 << 20, 0);
+        assert!(!charge.is_near());
+        charge.measured(257 << 20, 0);
+        assert!(charge.is_near() && charge.excess() == 1 << 20);
+        assert!(charge.admit(1 << 20), "it is never refused anything");
     }
 
     #[test]
     fn small_limits_are_watched_from_further_below() {
-        let watched = |max: u64| (max - Charge::new(Some(max), None).watch_from) >> 20;
+        let watched = |max: u64| (max - limited(Some(max), None).watch_from()) >> 20;
         assert_eq!((watched(16 << 20), watched(64 << 20), watched(1000 << 20)), (12, 24, 300));
     }
 }

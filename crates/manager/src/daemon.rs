@@ -10,13 +10,14 @@
 //! | pressure | [`pressure::listen`] |
 //! | reap | [`Pager::reap`]: what a process leaves behind takes a while to free |
 //! | advice | follows `madvise` hints |
+//! | door | [`Door::serve`], if operators are to be heard |
 //!
 //! No thread that serves faults waits for a program or for reclaim.
 
 use std::collections::HashMap;
 use std::os::fd::AsRawFd;
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, OnceLock, mpsc};
 use std::time::{Duration, Instant};
 
@@ -27,19 +28,22 @@ use uzswap_vm::sys::arena::Arena;
 use uzswap_vm::sys::epoll::Epoll;
 use uzswap_vm::sys::link::{Link, Listener};
 use uzswap_vm::sys::process::PidFd;
-use uzswap_vm::sys::{job, memory};
+use uzswap_vm::sys::{job, memory, thread};
 
-use crate::charge::{Charge, margin};
+use crate::control::Limit;
+use crate::door::Door;
 use crate::executioner::{self, Manner};
 use crate::front::Bell;
-use crate::reclaim::Reclaimer;
+use crate::groups::Groups;
+use crate::machine::JobMachine;
+use crate::reclaim::{Reclaimer, Taker};
 use crate::sessions::{Call, Caller, Session, Sessions, range_of};
 use crate::shrink::ShrinkWorker;
 use crate::stats::Stats;
 use crate::strangers::Strangers;
 use crate::swap_file::DiskSwapFile;
 use crate::watch::Watch;
-use crate::{JobConfig, SwapConfig, front, pressure};
+use crate::{JobConfig, SwapConfig, front, pool_cap, pressure};
 
 /// How often to look whether processes have gone.
 const REAP_PAUSE: Duration = Duration::from_millis(10);
@@ -54,6 +58,7 @@ pub struct Setup {
     pub config: JobConfig,
     pub job: Job,
     pub listener: Listener,
+    pub door: Option<Door>,
     pub swap: Option<DiskSwapFile>,
     pub agent: PathBuf,
     pub front: PidFd,
@@ -83,15 +88,10 @@ fn run(setup: Setup) -> i32 {
 
 /// What the pager asks of the manager.
 struct JobHost {
-    charge: Arc<Charge>,
     sessions: OnceLock<Arc<Sessions>>,
 }
 
 impl Host for JobHost {
-    fn admit(&self, pages: u64) -> bool {
-        self.charge.take(pages)
-    }
-
     fn kill(&self, space: u64, why: &str) {
         let session = self.sessions.get().and_then(|sessions| sessions.of_space(space));
         if let Some(session) = session.filter(|session| !session.pidfd.has_ended()) {
@@ -106,6 +106,7 @@ struct Daemon {
     config: JobConfig,
     job: Job,
     listener: Listener,
+    door: Option<Arc<Door>>,
     agent: PathBuf,
     front: PidFd,
     front_pid: i32,
@@ -113,8 +114,7 @@ struct Daemon {
     engine: Arc<Zswap>,
     pager: Arc<Pager>,
     sessions: Arc<Sessions>,
-    charge: Arc<Charge>,
-    oom_kills: Arc<AtomicU64>,
+    groups: Arc<Groups>,
     shrink_worker: Arc<ShrinkWorker>,
     stop: Arc<AtomicBool>,
     advice: mpsc::Sender<Question>,
@@ -139,12 +139,18 @@ enum Source {
 
 impl Daemon {
     fn start(setup: Setup) -> std::io::Result<Daemon> {
-        let Setup { config, job, listener, swap, agent, front, front_pid, bell, warned } = setup;
+        let Setup { config, job, listener, door, swap, agent, front, front_pid, bell, warned } = setup;
         memory::raise_descriptor_limit();
         // Without the right to lock memory the manager works, but may be paged itself; `doctor` says so.
         let _ = memory::lock_all();
-        let charge = Arc::new(Charge::new(config.memory_max, config.memory_high));
         let max_pool_bytes = pool_cap(&config, swap.is_some());
+        // An operator may give it more.
+        let most_pool_bytes = match config.control {
+            Some(_) => {
+                pool_cap(&JobConfig { max_pool: config.ram.max(max_pool_bytes), ..config.clone() }, swap.is_some())
+            }
+            None => max_pool_bytes,
+        };
         let engine = Arc::new(Zswap::new(
             Config {
                 max_pool_bytes,
@@ -160,18 +166,22 @@ impl Daemon {
                 ..Config::default()
             },
             swap.map(|swap| Box::new(swap) as _),
-            Arena::reserve(max_pool_bytes)?,
+            Arena::reserve(most_pool_bytes)?,
         ));
         let shrink_worker = Arc::new(ShrinkWorker::new(engine.clone(), pool_cap(&config, true)));
-        let host = Arc::new(JobHost { charge: charge.clone(), sessions: OnceLock::new() });
+        let groups = Arc::new(Groups::new(engine.clone(), Arc::default()));
+        groups.root().set_limit(Limit::Max, config.memory_max);
+        groups.root().set_limit(Limit::High, config.memory_high);
+        let host = Arc::new(JobHost { sessions: OnceLock::new() });
         let pager = Arc::new(Pager::new(engine.clone(), host.clone())?);
-        let sessions = Arc::new(Sessions::new(job, &agent, pager.clone()));
+        let sessions = Arc::new(Sessions::new(job, &agent, pager.clone(), groups.clone()));
         assert!(host.sessions.set(sessions.clone()).is_ok(), "set once, here");
         let (advice, questions) = mpsc::channel();
         let daemon = Daemon {
             config,
             job,
             listener,
+            door: door.map(Arc::new),
             agent,
             front,
             front_pid,
@@ -179,8 +189,7 @@ impl Daemon {
             engine,
             pager,
             sessions,
-            charge,
-            oom_kills: Arc::default(),
+            groups,
             shrink_worker,
             stop: Arc::default(),
             advice,
@@ -204,25 +213,18 @@ impl Daemon {
                 std::process::abort();
             })?;
         }
-        let (engine, sessions, charge) = (self.engine.clone(), self.sessions.clone(), self.charge.clone());
-        let watch = Arc::new(Watch::new(engine, self.pager.clone(), sessions, charge));
-        let reclaimer = Reclaimer::new(
-            self.shrink_worker.clone(),
-            self.pager.clone(),
-            watch.clone(),
-            self.charge.clone(),
-            self.oom_kills.clone(),
-            self.stop.clone(),
-        );
+        let watch = Arc::new(Watch::new(self.pager.clone(), self.sessions.clone(), self.groups.clone()));
+        let taker = Taker { pager: self.pager.clone(), groups: self.groups.clone() };
+        let reclaimer = Reclaimer::new(self.shrink_worker.clone(), watch.clone(), taker.clone(), self.stop.clone());
         thread("reclaim").spawn(move || reclaimer.run())?;
         let (worker, stop) = (self.shrink_worker.clone(), self.stop.clone());
         thread("shrink").spawn(move || worker.run(&stop))?;
         if let Some(trigger) = pressure::trigger() {
-            let (worker, stop) = (self.shrink_worker.clone(), self.stop.clone());
-            thread("pressure").spawn(move || pressure::listen(&trigger, &worker, &stop))?;
+            let (groups, worker, stop) = (self.groups.clone(), self.shrink_worker.clone(), self.stop.clone());
+            thread("pressure").spawn(move || pressure::listen(&trigger, &groups, &worker, &stop))?;
         }
-        let stop = self.stop.clone();
-        thread("watch").spawn(move || watch.run(&stop))?;
+        let (looks, stop) = (watch.clone(), self.stop.clone());
+        thread("watch").spawn(move || looks.run(&stop))?;
         let (pager, stop) = (self.pager.clone(), self.stop.clone());
         thread("reap").spawn(move || {
             while !stop.load(Relaxed) {
@@ -230,6 +232,22 @@ impl Daemon {
                 std::thread::sleep(REAP_PAUSE);
             }
         })?;
+        if let Some(door) = self.door.clone() {
+            let machine = JobMachine {
+                config: self.config.clone(),
+                job: self.job,
+                front_pid: self.front_pid,
+                engine: self.engine.clone(),
+                pager: self.pager.clone(),
+                sessions: self.sessions.clone(),
+                groups: self.groups.clone(),
+                watch: watch.clone(),
+                taker: taker.clone(),
+                shrink_worker: self.shrink_worker.clone(),
+                parameters: JobMachine::first_parameters(&self.config),
+            };
+            thread("door").spawn(move || door.serve(&machine))?;
+        }
         let (pager, again) = (self.pager.clone(), self.advice.clone());
         thread("advice").spawn(move || {
             for (link, session, advise) in questions {
@@ -249,6 +267,8 @@ impl Daemon {
         for source in [Source::Listener, Source::Finish, Source::Front] {
             self.wait_for(source);
         }
+        // Programs wait for it to begin.
+        let _ = thread::ask_for_promptness();
         self.bell.ring_ready();
         let mut last_sweep = Instant::now();
         let mut last_stats = Instant::now();
@@ -344,6 +364,7 @@ impl Daemon {
     fn avenge_front(&self) -> i32 {
         // First, because nobody does it if we are killed, too.
         front::remove_agent(&self.agent);
+        self.door.iter().for_each(|door| door.remove_name());
         let known: Vec<i32> = self.sessions.all().iter().map(|session| session.pid).collect();
         executioner::kill_job(Manner::StopFirst, self.job, None, &known, &[std::process::id() as i32]);
         eprintln!("uzswap: error: `uzswap run` was killed; killed its job");
@@ -356,6 +377,7 @@ impl Daemon {
         if self.config.stats.is_some() {
             self.write_stats();
         }
+        self.door.iter().for_each(|door| door.let_finish());
         if !self.config.quiet {
             eprintln!("{}", self.stats().summary(&self.shrink_worker.peak()));
         }
@@ -363,7 +385,7 @@ impl Daemon {
     }
 
     fn stats(&self) -> Stats {
-        Stats::now(&self.charge, &self.oom_kills, &self.pager.counters, self.engine.counters())
+        Stats::now(&self.groups, self.engine.counters())
     }
 
     /// Writes the statistics file anew, so that a reader finds the old or the new one whole.
@@ -377,14 +399,6 @@ impl Daemon {
             eprintln!("uzswap: warning: statistics file {}: {error}", path.display());
         }
     }
-}
-
-/// How much of a job's memory the pool may take: what was asked for, but never so much that nothing is left to work in.
-fn pool_cap(config: &JobConfig, with_swap: bool) -> u64 {
-    let max = config.memory_max.unwrap_or(u64::MAX);
-    // With a swap file to go to, half; without, all but a working minimum.
-    let share = if with_swap { max / 2 } else { max - max / 8 - margin(max) };
-    config.max_pool.min(share)
 }
 
 /// Follows a program's hint; tells whether that is done.

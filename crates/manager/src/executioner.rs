@@ -52,6 +52,11 @@ pub fn kill_job(manner: Manner, job: Job, front: Option<i32>, known: &[i32], spa
     }
 }
 
+/// Lets a stopped process go on.
+pub fn go_on(pid: i32) -> std::io::Result<()> {
+    job::kill(pid, libc::SIGCONT)
+}
+
 /// The processes that descend from `front`, itself not included.
 pub fn descendants(front: i32) -> Vec<i32> {
     let processes = processes();

@@ -17,6 +17,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
+use uzswap_proto::control::ENV_SOCKET;
 use uzswap_proto::{ENV_JOB, Job};
 use uzswap_vm::sys::file::event;
 use uzswap_vm::sys::job::{self, Child, Signal, Signals};
@@ -65,6 +66,10 @@ pub struct Program {
     pub command: Vec<OsString>,
     pub agent: PathBuf,
     pub job: Job,
+    /// The manager's control socket: the program is told of it.
+    pub socket: Option<PathBuf>,
+    /// Variables that the program does not inherit.
+    pub not_inherited: Vec<String>,
 }
 
 /// Signals that a user sends to a job.
@@ -155,6 +160,14 @@ fn start(program: &Program, signals: &Signals, on_failure: impl FnOnce()) -> Res
         .args(&program.command[1..])
         .env("LD_PRELOAD", preload)
         .env(ENV_JOB, str::from_utf8(&text).expect("hexadecimal digits"));
+    // What a program finds there is its own manager, or nothing: that of a job further out does not manage it.
+    match &program.socket {
+        Some(socket) => command.env(ENV_SOCKET, socket),
+        None => command.env_remove(ENV_SOCKET),
+    };
+    for name in &program.not_inherited {
+        command.env_remove(name);
+    }
     signals.restore_in(&mut command);
     match command.spawn() {
         Ok(child) => Ok(child.id() as i32),

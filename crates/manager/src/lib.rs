@@ -7,9 +7,14 @@ mod front;
 
 mod daemon;
 
+pub mod control;
+mod door;
+mod machine;
+
 mod sessions;
 
 mod charge;
+mod groups;
 mod pressure;
 mod reclaim;
 mod shrink;
@@ -26,7 +31,9 @@ mod program;
 mod strangers;
 
 use std::ffi::OsString;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+
+use crate::door::Door;
 
 use uzswap_engine::{Compressor, Zpool};
 use uzswap_proto::Job;
@@ -69,6 +76,12 @@ pub struct JobConfig {
     pub shrinker_enabled: bool,
     /// The swap file.
     pub swap: SwapConfig,
+    /// The machine's memory, or the enclosing cgroup's limit if that is smaller: what `max_pool_percent` refers to.
+    pub ram: u64,
+    /// Where the manager listens for operators. An absolute path.
+    pub control: Option<PathBuf>,
+    /// Variables that the program does not inherit.
+    pub not_inherited: Vec<String>,
     /// Where to write the counters as JSON, at the end and every second.
     pub stats: Option<PathBuf>,
     /// No summary on stderr.
@@ -122,6 +135,7 @@ pub fn run_job(config: &JobConfig, agent: &[u8], command: &[OsString]) -> Result
             Some(swap)
         }
     };
+    let door = config.control.as_deref().map(open_door).transpose()?;
     let listener = Listener::bind(job).map_err(failed("the job's socket"))?;
     let front_pid = std::process::id() as i32;
     let front = PidFd::open(front_pid).map_err(failed("pidfd_open"))?;
@@ -134,12 +148,37 @@ pub fn run_job(config: &JobConfig, agent: &[u8], command: &[OsString]) -> Result
         .map_err(failed("the manager cannot be cloned"))?;
     if manager == 0 {
         let (config, warned) = (config.clone(), obstacle.is_some());
-        daemon::become_manager(daemon::Setup { config, job, listener, swap, agent, front, front_pid, bell, warned });
+        daemon::become_manager(daemon::Setup {
+            config,
+            job,
+            listener,
+            door,
+            swap,
+            agent,
+            front,
+            front_pid,
+            bell,
+            warned,
+        });
     }
-    let program = front::Program { path, command: command.to_vec(), agent, job };
+    let (socket, not_inherited) = (config.control.clone(), config.not_inherited.clone());
+    let program = front::Program { path, command: command.to_vec(), agent, job, socket, not_inherited };
     let status = front::run(&program, manager, &bell, &signals);
     front::remove_agent(&program.agent);
     status
+}
+
+/// Opens the control socket. Its name goes when the front lets go of it: after the manager has, however that ended.
+fn open_door(path: &Path) -> Result<Door, RunError> {
+    Door::open(path).map_err(|why| RunError::setup(format!("the control socket {}: {why}", path.display())))
+}
+
+/// How much of a job's memory the pool may take: what was asked for, but never so much that nothing is left to work in.
+fn pool_cap(config: &JobConfig, with_swap: bool) -> u64 {
+    let max = config.memory_max.unwrap_or(u64::MAX);
+    // With a swap file to go to, half; without, all but a working minimum.
+    let share = if with_swap { max / 2 } else { max - max / 8 - charge::margin(max) };
+    config.max_pool.min(share)
 }
 
 fn random() -> Result<u64, RunError> {

@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use uzswap_vm::sys::pressure::Trigger;
 
+use crate::groups::Groups;
 use crate::shrink::ShrinkWorker;
 
 /// How long tasks have waited for memory, of two seconds, when it is pressure.
@@ -31,10 +32,10 @@ fn cgroup() -> Option<PathBuf> {
 }
 
 /// Tells the shrink worker of pressure until told to stop.
-pub fn listen(trigger: &Trigger, worker: &ShrinkWorker, stop: &AtomicBool) {
+pub fn listen(trigger: &Trigger, groups: &Groups, worker: &ShrinkWorker, stop: &AtomicBool) {
     while !stop.load(Relaxed) {
         match trigger.wait(PATIENCE) {
-            Ok(true) => worker.press(1.0),
+            Ok(true) => groups.all().iter().for_each(|charge| worker.press(charge.group, 1.0)),
             Ok(false) => {}
             // The cgroup is gone, and its pressure with it.
             Err(_) => return,

@@ -1,18 +1,23 @@
-//! Keeping a job within its limit.
+//! Keeping groups within their limits.
 //!
-//! Each round: measure; if the charge is above the soft limit, evict a little from the largest processes, store what has
-//! waited long enough, and have the pool shrunk when they have little to give; let waiting faults try again. When nothing
-//! can be reclaimed any more and the limit is still in the way, the largest process is killed, as the kernel would.
+//! Each round: measure; for each group whose charge is above its soft limit, evict a little from the largest of its processes
+//! and of those below it, store what has waited long enough, and have its part of the pool shrunk when they have little to
+//! give; let waiting faults try again. A group below `memory.min` is left alone, one below `memory.low` as long as
+//! others have something to give. When nothing can be reclaimed any more and a limit is still in the way, the largest process
+//! under it is killed, as the kernel would.
 
+use std::collections::{HashMap, HashSet};
 use std::ops::RangeInclusive;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
-use uzswap_engine::PAGE_SIZE;
+use uzswap_engine::{Group, PAGE_SIZE};
 use uzswap_vm::pager::Pager;
 
 use crate::charge::{Charge, margin};
+use crate::control::{GroupId, Limit};
+use crate::groups::Groups;
 use crate::sessions::Session;
 use crate::shrink::ShrinkWorker;
 use crate::watch::Watch;
@@ -26,132 +31,209 @@ const SHRINK_BYTES: u64 = 256 << 10;
 /// How long reclaim may come to nothing, with somebody waiting, before a process is killed.
 const OOM_PATIENCE: Duration = Duration::from_secs(2);
 
-/// The reclaimer of one job.
-pub struct Reclaimer {
-    pub shrink_worker: Arc<ShrinkWorker>,
+/// Takes memory from programs.
+#[derive(Clone)]
+pub struct Taker {
+    /// Whose spaces they have.
     pub pager: Arc<Pager>,
-    pub watch: Arc<Watch>,
-    pub charge: Arc<Charge>,
-    /// Processes killed for want of memory.
-    pub oom_kills: Arc<AtomicU64>,
+    /// The tree that they are in.
+    pub groups: Arc<Groups>,
+}
+
+/// The reclaimer of a manager.
+pub struct Reclaimer {
+    shrink_worker: Arc<ShrinkWorker>,
+    watch: Arc<Watch>,
+    taker: Taker,
     /// Set when the job is over.
-    pub stop: Arc<AtomicBool>,
-    fruitless_since: Option<Instant>,
+    stop: Arc<AtomicBool>,
+    /// What is remembered from round to round of each group that is near its limit.
+    need: HashMap<GroupId, Need>,
     /// What the shrink worker had freed when it was last looked at.
     shrunk: u64,
-    /// Pages that had been looked at then.
+}
+
+#[derive(Debug, Default)]
+struct Need {
+    fruitless_since: Option<Instant>,
+    /// Pages of its own processes that had been looked at.
     scanned: u64,
 }
 
+/// Processes with their resident bytes, largest first.
+type Sizes<'a> = &'a [(Arc<Session>, u64)];
+
 impl Reclaimer {
     /// A reclaimer at rest.
-    pub fn new(
-        shrink_worker: Arc<ShrinkWorker>,
-        pager: Arc<Pager>,
-        watch: Arc<Watch>,
-        charge: Arc<Charge>,
-        oom_kills: Arc<AtomicU64>,
-        stop: Arc<AtomicBool>,
-    ) -> Reclaimer {
-        Reclaimer { shrink_worker, pager, watch, charge, oom_kills, stop, fruitless_since: None, shrunk: 0, scanned: 0 }
+    pub fn new(shrink_worker: Arc<ShrinkWorker>, watch: Arc<Watch>, taker: Taker, stop: Arc<AtomicBool>) -> Reclaimer {
+        Reclaimer { shrink_worker, watch, taker, stop, need: HashMap::new(), shrunk: 0 }
     }
 
     /// Works until told to stop.
     pub fn run(mut self) {
         while !self.stop.load(Relaxed) {
             let sessions = self.watch.look();
-            let more = self.charge.is_near() && self.reclaim(&sessions);
+            let more = self.reclaim(&sessions);
             // Memory may have become free without reclaim.
             self.let_waiting_try();
-            self.pager.hear_late_answers();
+            self.taker.pager.hear_late_answers();
             if !more {
-                self.charge.wait_for_want(self.charge.pause());
+                self.taker.groups.bell.wait(self.taker.groups.pause());
             }
         }
     }
 
-    /// Brings the charge nearer to the soft limit; tells whether there is more to do at once.
-    fn reclaim(&mut self, sessions: &[(Arc<Session>, u64)]) -> bool {
-        let wanted = self.charge.excess().max(0) as u64;
-        let freed = if wanted > 0 { self.step(sessions) as u64 * PAGE_SIZE as u64 } else { 0 };
-        self.press_pool();
+    /// Brings all charges nearer to their soft limits; tells whether there is more to do at once.
+    fn reclaim(&mut self, sessions: Sizes<'_>) -> bool {
+        let charges = self.taker.groups.all();
+        self.need.retain(|id, _| charges.iter().any(|charge| charge.id == *id));
+        let shrunk = self.shrink_worker.freed();
+        let shrinking = shrunk > std::mem::replace(&mut self.shrunk, shrunk);
+        let mut more = false;
+        // Children first: what they give up is their parents' gain.
+        for charge in charges.iter().rev().filter(|charge| charge.is_near()) {
+            more |= self.reclaim_from(charge, sessions, shrinking);
+        }
+        more
+    }
+
+    /// One step in one group; tells whether it has freed anything.
+    fn reclaim_from(&mut self, charge: &Charge, sessions: Sizes<'_>, shrinking: bool) -> bool {
+        let wanted = charge.excess().max(0) as u64;
+        let waiting = self.anybody_waits(charge);
+        let pages = (wanted as usize / PAGE_SIZE).max(*STEP_PAGES.start());
+        let freed = match wanted {
+            0 => 0,
+            _ => self.taker.step(charge, sessions, pages, waiting) as u64 * PAGE_SIZE as u64,
+        };
+        if freed > 0 && charge.excess() > 0 && charge.limit(Limit::High).is_some() {
+            charge.count(|events| &events.high);
+        }
+        self.press_pool(sessions, charge);
         if freed < wanted / 2 {
             // Programs hold on to what they have: then the pool has too large a part.
-            self.shrink_worker.ask((wanted - freed).max(SHRINK_BYTES));
+            self.shrink_worker.ask(charge.group, (wanted - freed).max(SHRINK_BYTES));
         }
-        let shrunk = self.shrink_worker.freed();
-        let progress = freed > 0 || shrunk > std::mem::replace(&mut self.shrunk, shrunk);
-        let in_need = self.charge.excess() > margin(self.charge.max) as i64 || self.anybody_waits();
-        if progress || !in_need {
-            self.fruitless_since = None;
-        } else if self.fruitless_since.get_or_insert_with(Instant::now).elapsed() > OOM_PATIENCE {
-            self.fruitless_since = None;
-            self.kill_largest(sessions);
+        // Whoever waits below may wait for another limit than this.
+        let most = if waiting { 0 } else { margin(charge.max()) as i64 };
+        let in_need = charge.limit(Limit::Max).is_some() && charge.excess() > most;
+        let need = self.need.entry(charge.id).or_default();
+        if freed > 0 || shrinking || !in_need {
+            need.fruitless_since = None;
+        } else if need.fruitless_since.get_or_insert_with(Instant::now).elapsed() > OOM_PATIENCE {
+            need.fruitless_since = None;
+            self.kill_largest(charge, sessions);
         }
         freed > 0
     }
 
-    /// Has the pool shrunk in proportion: by as large a part as was looked at of the programs' memory.
-    fn press_pool(&mut self) {
-        let scanned = self.pager.counters.pgscan.load(Relaxed);
-        let pages = scanned - std::mem::replace(&mut self.scanned, scanned);
-        let resident = (self.charge.anon.load(Relaxed) / PAGE_SIZE as u64).max(1);
-        if pages > 0 {
-            self.shrink_worker.press(pages as f64 / resident as f64);
+    /// Has the pool shrunk in proportion: of each group, by as large a part as was looked at of its programs' memory.
+    fn press_pool(&mut self, sessions: Sizes<'_>, reclaimed: &Charge) {
+        let below: HashMap<GroupId, (Arc<Charge>, u64)> =
+            sessions.iter().fold(HashMap::new(), |mut below, (session, bytes)| {
+                let charge = session.charge();
+                if charge.is_below(reclaimed.id) {
+                    below.entry(charge.id).or_insert((charge, 0)).1 += bytes;
+                }
+                below
+            });
+        for (id, (charge, bytes)) in below {
+            let scanned = charge.counters.pgscan.load(Relaxed);
+            let pages = scanned - std::mem::replace(&mut self.need.entry(id).or_default().scanned, scanned);
+            let resident = (bytes / PAGE_SIZE as u64).max(1);
+            if pages > 0 {
+                self.shrink_worker.press(charge.group, pages as f64 / resident as f64);
+            }
         }
     }
 
-    /// Takes one step at each of the larger processes; gives the pages whose memory was freed.
-    fn step(&self, sessions: &[(Arc<Session>, u64)]) -> usize {
+    /// Whether threads of a group, or below it, wait for memory.
+    fn anybody_waits(&self, charge: &Charge) -> bool {
+        let charges = self.taker.groups.all();
+        let groups: HashSet<Group> =
+            charges.iter().filter(|other| other.is_below(charge.id)).map(|other| other.group).collect();
+        self.taker.pager.spaces().iter().any(|space| groups.contains(&space.account().group()) && space.has_waiting())
+    }
+
+    fn let_waiting_try(&self) {
+        for space in self.taker.pager.spaces() {
+            if space.has_waiting() {
+                self.taker.pager.service(&space);
+            }
+        }
+    }
+
+    fn kill_largest(&self, charge: &Charge, sessions: Sizes<'_>) {
+        charge.count(|events| &events.oom);
+        let Some((session, bytes)) = sessions.iter().find(|(session, _)| session.charge().is_below(charge.id)) else {
+            return;
+        };
+        let counters = self.shrink_worker.engine.counters();
+        if session.pidfd.kill(libc::SIGKILL).is_ok() {
+            session.charge().count(|events| &events.oom_kill);
+            let mib = |bytes: u64| bytes >> 20;
+            let who = match charge.id {
+                GroupId::ROOT => "the job".to_owned(),
+                _ => format!("group {}", self.taker.groups.path(charge)),
+            };
+            eprintln!(
+                "uzswap: error: out of memory: killed process {}, {} MiB resident; {who} has {} of {} MiB, pool {} MiB, \
+                 swap file {} MiB and no room for more; raise --memory-max, --max-pool or --swap-size",
+                session.pid,
+                mib(*bytes),
+                mib(charge.current.load(Relaxed)),
+                mib(charge.max()),
+                mib(counters.pool_total_size),
+                mib(counters.swap_current),
+            );
+        }
+    }
+}
+
+impl Taker {
+    /// Takes up to so many pages from each of the larger processes of a group and below it; gives the pages whose memory was
+    /// freed. In a hurry none is left its second chance.
+    pub fn step(&self, charge: &Charge, sessions: Sizes<'_>, pages: usize, hurry: bool) -> usize {
+        let below: Vec<&(Arc<Session>, u64)> =
+            sessions.iter().filter(|(session, _)| session.charge().is_below(charge.id)).collect();
+        let protected = |session: &Session, limit| {
+            let own = session.charge();
+            own.current.load(Relaxed) <= self.groups.protection(&own, charge.id, limit)
+        };
+        let (low, free): (Vec<_>, Vec<_>) = below
+            .into_iter()
+            .filter(|(session, _)| !protected(session, Limit::Min))
+            .partition(|(session, _)| protected(session, Limit::Low));
+        let freed = self.step_through(charge, &free, pages, hurry);
+        if freed > 0 || low.is_empty() {
+            return freed;
+        }
+        let groups: HashSet<GroupId> = low.iter().map(|(session, _)| session.charge().id).collect();
+        for group in groups.into_iter().filter_map(|id| self.groups.get(id)) {
+            group.count(|events| &events.low);
+        }
+        self.step_through(charge, &low, pages, hurry)
+    }
+
+    fn step_through(&self, charge: &Charge, sessions: &[&(Arc<Session>, u64)], pages: usize, hurry: bool) -> usize {
         let mut freed = 0;
         let largest = sessions.first().map_or(0, |(_, bytes)| *bytes);
-        let want = (self.charge.excess().max(0) as usize / PAGE_SIZE).clamp(*STEP_PAGES.start(), *STEP_PAGES.end());
+        let want = pages.min(*STEP_PAGES.end());
         for (session, bytes) in sessions {
             if *bytes < largest / 2 && freed > 0 {
                 break;
             }
             // An error is that of a process that is going away.
             let _ = self.pager.evict(&session.space, want);
-            let keep = if self.anybody_waits() { 0 } else { self.staging_pages() };
+            let keep = if hurry { 0 } else { staging_pages(charge) };
             freed += self.pager.store_staged(&session.space, keep).map_or(0, |progress| progress.stored);
         }
         freed
     }
+}
 
-    /// Pages that may wait in the staging area, for their second chance. The more, the better is known what is cold; but
-    /// they are resident all the same.
-    fn staging_pages(&self) -> usize {
-        (self.charge.max / 8 / PAGE_SIZE as u64).clamp(64, 3072) as usize
-    }
-
-    fn anybody_waits(&self) -> bool {
-        self.pager.spaces().iter().any(|space| space.has_waiting())
-    }
-
-    fn let_waiting_try(&self) {
-        for space in self.pager.spaces() {
-            if space.has_waiting() {
-                self.pager.service(&space);
-            }
-        }
-    }
-
-    fn kill_largest(&self, sessions: &[(Arc<Session>, u64)]) {
-        let Some((session, bytes)) = sessions.first() else { return };
-        let counters = self.shrink_worker.engine.counters();
-        if session.pidfd.kill(libc::SIGKILL).is_ok() {
-            self.oom_kills.fetch_add(1, Relaxed);
-            let mib = |bytes: u64| bytes >> 20;
-            eprintln!(
-                "uzswap: error: out of memory: killed process {}, {} MiB resident; the job has {} of {} MiB, pool {} MiB, \
-                 swap file {} MiB and no room for more; raise --memory-max, --max-pool or --swap-size",
-                session.pid,
-                mib(*bytes),
-                mib(self.charge.current.load(Relaxed)),
-                mib(self.charge.max),
-                mib(counters.pool_total_size),
-                mib(counters.swap_current),
-            );
-        }
-    }
+/// Pages that may wait in the staging area, for their second chance. The more, the better is known what is cold; but
+/// they are resident all the same.
+fn staging_pages(charge: &Charge) -> usize {
+    (charge.max() / 8 / PAGE_SIZE as u64).clamp(64, 3072) as usize
 }

@@ -2,6 +2,11 @@
 //!
 //! One process has one session at a time. A program that executes another one begins a new session; the old memory goes
 //! when its worker has been dismissed and nobody else uses it.
+//!
+//! A new process is in the group of the one that it came from: of its own earlier session, if it has executed another program;
+//! else of its nearest ancestor that has a session. One whose ancestors have all ended is known by its process group
+//! and its session in the system's sense, which it has inherited. One that was moved before it had a session is where it was
+//! moved to, and so are its children.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -10,16 +15,24 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
-use parking_lot::Mutex;
+use parking_lot::{Mutex, RwLock};
 use uzswap_proto::{Advise, GREETING_WORDS, Hello, Job, greeting, kind, step};
 use uzswap_vm::pager::Pager;
 use uzswap_vm::range::Range;
 use uzswap_vm::space::{Space, Worker};
 use uzswap_vm::sys::link::{Link, Received};
-use uzswap_vm::sys::process::{Pagemap, PidFd, share_memory};
+use uzswap_vm::sys::process::{Kinship, Pagemap, PidFd, share_memory};
 use uzswap_vm::sys::uffd::Uffd;
+
+use crate::charge::Charge;
+use crate::control::GroupId;
+use crate::groups::Groups;
+
+/// How far up a process's ancestors are looked at.
+const MOST_ANCESTORS: usize = 64;
 
 /// A process under management.
 #[derive(Debug)]
@@ -34,11 +47,24 @@ pub struct Session {
     pub space: Arc<Space>,
     /// Whether it came from a fork and has not executed another program since.
     pub forked: bool,
+    charge: RwLock<Arc<Charge>>,
     worker_pid: i32,
     statm: File,
 }
 
 impl Session {
+    /// The account of its group.
+    pub fn charge(&self) -> Arc<Charge> {
+        self.charge.read().clone()
+    }
+
+    /// Stops the process if its group, or one above it, is frozen; else lets it go on.
+    pub fn stop_or_go_on(&self) {
+        let frozen = self.charge().path().any(|charge| charge.frozen.load(Relaxed));
+        // It may have ended just now.
+        let _ = self.pidfd.kill(if frozen { libc::SIGSTOP } else { libc::SIGCONT });
+    }
+
     /// Resident anonymous pages; 0 once the process is gone.
     pub fn anon_pages(&self) -> u64 {
         let mut text = [0; 128];
@@ -102,6 +128,7 @@ pub struct Sessions {
     greeting: [u64; GREETING_WORDS],
     device: Option<File>,
     pager: Arc<Pager>,
+    groups: Arc<Groups>,
     list: Mutex<List>,
 }
 
@@ -109,14 +136,17 @@ pub struct Sessions {
 struct List {
     next: u64,
     by_pid: HashMap<i32, Arc<Session>>,
+    /// Where processes without a session were moved to.
+    moved: HashMap<i32, (PidFd, Arc<Charge>)>,
 }
 
 impl Sessions {
     /// No sessions yet. `agent` is the library that their processes have loaded.
-    pub fn new(job: Job, agent: &Path, pager: Arc<Pager>) -> Sessions {
+    pub fn new(job: Job, agent: &Path, pager: Arc<Pager>, groups: Arc<Groups>) -> Sessions {
         // Handed to workers, so that a process that changed user can still open a userfaultfd.
         let device = File::options().read(true).write(true).open("/dev/userfaultfd").ok();
-        Sessions { job, greeting: greeting(agent.as_os_str().as_bytes()), device, pager, list: Mutex::default() }
+        let (greeting, list) = (greeting(agent.as_os_str().as_bytes()), Mutex::default());
+        Sessions { job, greeting, device, pager, groups, list }
     }
 
     /// Every session.
@@ -205,19 +235,69 @@ impl Sessions {
             return Call::Over;
         }
         let claimed = if forked { self.pager.claim(worker) } else { Err(worker) };
-        let space = match claimed.unwrap_or_else(|worker| self.pager.adopt(worker, uffd)) {
+        let space = match claimed.unwrap_or_else(|worker| self.pager.adopt(worker, uffd, self.heir_of(pid))) {
             Ok(space) => space,
             Err(error) => return Call::Unmanaged(pid, error.to_string()),
         };
         let mut list = self.list.lock();
+        // It may have been moved since it was asked whose heir it is.
+        let moved = list.moved.remove(&pid).map(|(_, charge)| charge);
+        let before = list.by_pid.get(&pid).filter(|session| !session.pidfd.has_ended()).map(|session| session.charge());
+        let charge = moved.or(before).unwrap_or_else(|| self.groups.of_engine(space.account().group()));
         list.next += 1;
-        let session = Arc::new(Session { id: list.next, pid, pidfd, space, forked, worker_pid, statm });
+        space.charge_to(charge.clone());
+        let charge = RwLock::new(charge);
+        let session = Arc::new(Session { id: list.next, pid, pidfd, space, forked, charge, worker_pid, statm });
         let old = list.by_pid.insert(pid, session.clone());
         drop(list);
+        if session.charge().path().any(|charge| charge.frozen.load(Relaxed)) {
+            session.stop_or_go_on();
+        }
+        self.pager.let_run(&session.space);
         if let Some(old) = old {
             self.pager.dismiss(&old.space);
         }
         Call::Joined(session)
+    }
+
+    /// The account of a process that has no session yet, or whose program has executed another.
+    fn heir_of(&self, pid: i32) -> Arc<Charge> {
+        let list = self.list.lock();
+        let ancestors = std::iter::successors(Some(pid), |pid| Some(Kinship::of(*pid)?.parent)).take(MOST_ANCESTORS);
+        let family = Kinship::of(pid).map(|kin| [kin.group, kin.session]).into_iter().flatten();
+        let known = ancestors.chain(family).find_map(|pid| {
+            let moved = list.moved.get(&pid).filter(|(pidfd, _)| !pidfd.has_ended());
+            moved.map(|(_, charge)| charge.clone()).or_else(|| Some(list.by_pid.get(&pid)?.charge()))
+        });
+        // A group that was removed meanwhile had no processes any more.
+        known.and_then(|charge| self.groups.get(charge.id)).unwrap_or_else(|| self.groups.root())
+    }
+
+    /// The living processes that were moved to a group and have no session yet.
+    pub fn moved_to(&self, group: GroupId) -> Vec<i32> {
+        let mut list = self.list.lock();
+        list.moved.retain(|_, (pidfd, _)| !pidfd.has_ended());
+        list.moved.iter().filter(|(_, (_, charge))| charge.id == group).map(|(pid, _)| *pid).collect()
+    }
+
+    /// Moves a process of the job, which descends from `front`, to another group: from now on that pays. False if there is no
+    /// such process.
+    pub fn move_process(&self, pid: i32, front: i32, charge: &Arc<Charge>) -> bool {
+        let mut list = self.list.lock();
+        let Some(session) = list.by_pid.get(&pid) else {
+            let mut ancestors = std::iter::successors(Some(pid), |pid| Some(Kinship::of(*pid)?.parent)).skip(1);
+            let pidfd = PidFd::open(pid).ok().filter(|_| ancestors.any(|ancestor| ancestor == front));
+            let known = pidfd.is_some();
+            list.moved.extend(pidfd.map(|pidfd| (pid, (pidfd, charge.clone()))));
+            return known;
+        };
+        let before = std::mem::replace(&mut *session.charge.write(), charge.clone());
+        session.space.charge_to(charge.clone());
+        let frozen = |charge: &Charge| charge.path().any(|charge| charge.frozen.load(Relaxed));
+        if frozen(&before) != frozen(charge) {
+            session.stop_or_go_on();
+        }
+        true
     }
 
     /// Ends the sessions whose processes have ended, or execute another program that has not joined.

@@ -3,9 +3,10 @@
 //! 1. when stores are refused: until they are accepted again, and no further;
 //! 2. under pressure, before that: of what the shrinker has on offer, as large a part as was looked at of the programs'
 //!    memory, or all of it if the host itself is short of memory;
-//! 3. when the pool comes near its cap all the same, so that stores need not be refused, and when programs hold on to what
-//!    they have: then the pool has too large a part of the job's memory.
+//! 3. when the pool comes near its cap all the same, so that stores need not be refused, and when the programs of a group hold
+//!    on to what they have: then the pool has too large a part of the group's memory.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
@@ -27,21 +28,27 @@ const SCAN_ENTRIES: u64 = 32;
 pub struct ShrinkWorker {
     /// What it shrinks.
     pub engine: Arc<Zswap>,
-    cap: u64,
+    cap: AtomicU64,
     nodes: u8,
-    wish: Mutex<Wish>,
+    wishes: Mutex<HashMap<Group, Wish>>,
     bell: Condvar,
     freed: AtomicU64,
     peak: Mutex<PoolPeak>,
 }
 
-/// What others want of the worker.
+/// What others want of the worker, of one group and all below it.
 #[derive(Debug, Clone, Copy, Default)]
 struct Wish {
     /// Of the pool's memory.
     bytes: u64,
     /// Of what the shrinker has on offer, 0 to 1.
     part: f64,
+}
+
+impl Wish {
+    fn is_fulfilled(&self) -> bool {
+        self.bytes == 0 && self.part == 0.0
+    }
 }
 
 /// The pool when it was largest.
@@ -57,22 +64,35 @@ impl ShrinkWorker {
     /// Keeps the pool of `engine` below `cap` bytes.
     pub fn new(engine: Arc<Zswap>, cap: u64) -> ShrinkWorker {
         let nodes = memory_nodes().min(usize::from(u8::MAX)) as u8;
-        let (wish, bell, freed, peak) = Default::default();
-        ShrinkWorker { engine, cap, nodes, wish, bell, freed, peak }
+        let (wishes, bell, freed, peak) = Default::default();
+        ShrinkWorker { engine, cap: AtomicU64::new(cap), nodes, wishes, bell, freed, peak }
     }
 
-    /// Asks for at least `bytes` of the pool's memory. Asked again before it is done, the larger wish counts.
-    pub fn ask(&self, bytes: u64) {
-        let mut wish = self.wish.lock();
+    /// Keeps it below another number of bytes from now on.
+    pub fn set_cap(&self, cap: u64) {
+        self.cap.store(cap, Relaxed);
+    }
+
+    /// Asks for at least `bytes` of the pool's memory, from a group and all below it. Asked again before it is done, the larger
+    /// wish counts.
+    pub fn ask(&self, group: Group, bytes: u64) {
+        let mut wishes = self.wishes.lock();
+        let wish = wishes.entry(group).or_default();
         wish.bytes = bytes.max(wish.bytes);
         self.bell.notify_one();
     }
 
-    /// Tells of pressure that has looked at a `part` (0 to 1) of the memory that there is.
-    pub fn press(&self, part: f64) {
-        let mut wish = self.wish.lock();
+    /// Tells of pressure on the memory of a group, itself alone, that has looked at a `part` (0 to 1) of it.
+    pub fn press(&self, group: Group, part: f64) {
+        let mut wishes = self.wishes.lock();
+        let wish = wishes.entry(group).or_default();
         // The worker looks often enough; this is not urgent.
         wish.part = (wish.part + part).min(1.0);
+    }
+
+    /// Forgets what was asked of a group that was removed.
+    pub fn forget(&self, group: Group) {
+        self.wishes.lock().remove(&group);
     }
 
     /// Bytes of the pool's memory given back since the start.
@@ -90,27 +110,44 @@ impl ShrinkWorker {
         while !stop.load(Relaxed) {
             let size = self.engine.pool_bytes();
             self.observe(size);
-            let wish = *self.wish.lock();
-            let surplus = wish.bytes.max(size.saturating_sub(self.cap / 100 * KEEP_PERCENT));
+            let wishes = self.wishes.lock().clone();
+            let surplus = size.saturating_sub(self.cap.load(Relaxed) / 100 * KEEP_PERCENT);
             let mut freed = self.engine.shrink_until_accepting();
             if surplus > freed {
                 freed += self.engine.shrink((surplus - freed).min(STEP_BYTES));
             }
-            let scanned = self.scan(wish.part);
+            let mut busy = freed > 0;
+            for (group, wish) in wishes {
+                // What was freed for all counts for all together.
+                let wanted = if group == Group::ROOT { wish.bytes.saturating_sub(freed) } else { wish.bytes };
+                let shrunk = match wanted.min(STEP_BYTES) {
+                    0 => 0,
+                    bytes => self.engine.shrink_below(group, bytes),
+                };
+                let scanned = self.scan(group, wish.part);
+                busy |= shrunk > 0 || scanned > 0.0;
+                let given = if group == Group::ROOT { shrunk + freed } else { shrunk };
+                self.note(group, wish, given, scanned);
+                self.freed.fetch_add(shrunk, Relaxed);
+            }
             self.freed.fetch_add(freed, Relaxed);
-            self.rest(wish, freed, scanned, size);
+            if !busy {
+                // A pool that is far from its cap takes a while to come near it.
+                let pause = Duration::from_millis(if size < self.cap.load(Relaxed) / 2 { 20 } else { 2 });
+                self.bell.wait_for(&mut self.wishes.lock(), pause);
+            }
         }
     }
 
-    /// Scans a part of what is on offer; gives the part that was done, which is none as long as it is too little.
-    fn scan(&self, part: f64) -> f64 {
+    /// Scans a part of what a group has on offer; gives the part that was done, which is none as long as it is too little.
+    fn scan(&self, group: Group, part: f64) -> f64 {
         let mut done = 0.0;
         for node in 0..self.nodes {
-            let offered = self.engine.shrinker_count(Group::ROOT, node);
+            let offered = self.engine.shrinker_count(group, node);
             let entries = (offered as f64 * part) as u64;
             if entries >= SCAN_ENTRIES || part >= 1.0 {
                 let before = self.engine.pool_bytes();
-                self.engine.shrinker_scan(Group::ROOT, node, entries);
+                self.engine.shrinker_scan(group, node, entries);
                 self.freed.fetch_add(before.saturating_sub(self.engine.pool_bytes()), Relaxed);
                 done = part;
             }
@@ -118,20 +155,15 @@ impl ShrinkWorker {
         done
     }
 
-    /// Notes what has been done of a wish; waits if that was nothing.
-    fn rest(&self, done: Wish, freed: u64, scanned: f64, size: u64) {
-        let mut wish = self.wish.lock();
+    /// Notes what has been done of a wish.
+    fn note(&self, group: Group, done: Wish, freed: u64, scanned: f64) {
+        let mut wishes = self.wishes.lock();
+        let Some(wish) = wishes.get_mut(&group) else { return };
         wish.part = (wish.part - scanned).max(0.0);
-        if freed > 0 {
-            wish.bytes = wish.bytes.saturating_sub(freed);
-            return;
-        }
-        // Nothing can be written back just now: whoever wished will wish again.
-        wish.bytes -= done.bytes.min(wish.bytes);
-        if scanned == 0.0 {
-            // A pool that is far from its cap takes a while to come near it.
-            let pause = Duration::from_millis(if size < self.cap / 2 { 20 } else { 2 });
-            self.bell.wait_for(&mut wish, pause);
+        // If nothing can be written back just now, whoever wished will wish again.
+        wish.bytes = wish.bytes.saturating_sub(if freed > 0 { freed } else { done.bytes });
+        if wish.is_fulfilled() {
+            wishes.remove(&group);
         }
     }
 

@@ -4,9 +4,9 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use serde::Serialize;
 use uzswap_engine::{Counters, PAGE_SIZE};
-use uzswap_vm::pager;
 
-use crate::charge::Charge;
+use crate::control::GroupId;
+use crate::groups::Groups;
 use crate::shrink::PoolPeak;
 
 /// Everything that is counted. Kernel names; plain names are in pages or events, `memory.*`, `anon*`, `zswap*`,
@@ -36,23 +36,25 @@ pub struct Stats {
 
 impl Stats {
     /// The figures now.
-    pub fn now(charge: &Charge, oom_kills: &AtomicU64, pager: &pager::Counters, engine: Counters) -> Stats {
+    pub fn now(groups: &Groups, engine: Counters) -> Stats {
         let read = |counter: &AtomicU64| counter.load(Relaxed);
+        let counted = |counter| groups.counted(GroupId::ROOT, counter);
+        let charge = groups.root();
         Stats {
             memory_current: read(&charge.current),
             memory_peak: read(&charge.peak),
-            memory_max: charge.max,
+            memory_max: charge.max(),
             anon: read(&charge.anon),
             anon_peak: read(&charge.anon_peak),
-            oom_kill: read(oom_kills),
-            pgmajfault: read(&pager.pgmajfault),
-            readahead: read(&pager.readahead),
-            rescued: read(&pager.rescued),
-            zero_filled: read(&pager.zero_filled),
-            pgscan: read(&pager.pgscan),
-            pgsteal: read(&pager.pgsteal),
-            busy: read(&pager.busy),
-            stall_usec: read(&pager.stall_usec),
+            oom_kill: read(&charge.events.oom_kill),
+            pgmajfault: counted(|counters| &counters.pgmajfault),
+            readahead: counted(|counters| &counters.readahead),
+            rescued: counted(|counters| &counters.rescued),
+            zero_filled: counted(|counters| &counters.zero_filled),
+            pgscan: counted(|counters| &counters.pgscan),
+            pgsteal: counted(|counters| &counters.pgsteal),
+            busy: counted(|counters| &counters.busy),
+            stall_usec: counted(|counters| &counters.stall_usec),
             engine,
         }
     }

@@ -10,22 +10,25 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
-use uzswap_engine::{PAGE_SIZE, Zswap};
+use uzswap_engine::PAGE_SIZE;
 use uzswap_vm::pager::Pager;
 use uzswap_vm::sys::thread;
 
 use crate::charge::Charge;
+use crate::groups::Groups;
 use crate::sessions::{Session, Sessions};
 
 /// The part of time that may be spent on measuring the memory of forked processes page by page: one in so many.
 const PROPORTION_SHARE: u32 = 20;
 
-/// Measures the processes of a job.
+/// The part of time that may be spent on looking: one in so many.
+const LOOKING_SHARE: u32 = 8;
+
+/// Measures the processes of all groups.
 pub struct Watch {
-    engine: Arc<Zswap>,
     pager: Arc<Pager>,
     sessions: Arc<Sessions>,
-    charge: Arc<Charge>,
+    groups: Arc<Groups>,
     known: Mutex<Known>,
 }
 
@@ -39,47 +42,48 @@ struct Known {
 }
 
 impl Watch {
-    /// Enters what it measures into `charge`.
-    pub fn new(engine: Arc<Zswap>, pager: Arc<Pager>, sessions: Arc<Sessions>, charge: Arc<Charge>) -> Watch {
-        Watch { engine, pager, sessions, charge, known: Mutex::default() }
+    /// Enters what it measures into the accounts of `groups`.
+    pub fn new(pager: Arc<Pager>, sessions: Arc<Sessions>, groups: Arc<Groups>) -> Watch {
+        Watch { pager, sessions, groups, known: Mutex::default() }
     }
 
     /// Looks until told to stop.
     pub fn run(&self, stop: &AtomicBool) {
-        // The shortest slice there is. Without it (before Linux 6.12) a look may come a few milliseconds late. The threads
-        // that do the work have the usual ones: they would only take the processors from each other more often.
-        let _ = thread::ask_for_slices_of(Duration::from_micros(100));
+        // Otherwise a look may come many milliseconds late, where there is more to run than processors. The threads that do
+        // the work are ordinary ones: they would only take the processors from the programs that wait for them.
+        let _ = thread::ask_for_promptness();
         while !stop.load(Relaxed) {
+            let start = Instant::now();
             self.look();
-            if self.charge.excess() > 0 {
-                self.charge.wake_reclaim();
+            let charges = self.groups.all();
+            if charges.iter().any(|charge| charge.excess() > 0) {
+                self.groups.bell.ring();
             }
-            std::thread::sleep(self.charge.pause());
+            std::thread::sleep(self.groups.pause().max(start.elapsed() * (LOOKING_SHARE - 1)));
         }
     }
 
-    /// Measures every process, and registers what the largest have mapped if the limit is near. Gives the processes with
+    /// Measures every process, and registers what those have mapped that are near a limit. Gives the processes with
     /// their resident anonymous bytes, largest first.
     pub fn look(&self) -> Vec<(Arc<Session>, u64)> {
         let mut known = self.known.lock();
         let sessions = self.sessions.all();
         let families = sessions.iter().any(|session| session.forked);
-        let mut total = 0;
+        let mut measured = Vec::with_capacity(sessions.len());
         let mut sized: Vec<(Arc<Session>, u64)> = Vec::with_capacity(sessions.len());
         for session in sessions {
             let bytes = session.anon_pages() * PAGE_SIZE as u64;
             // Pages that a fork left shared are resident once, however many processes map them.
-            total += if families { (bytes as f64 * known.proportion(&session)) as u64 } else { bytes };
+            let own = if families { (bytes as f64 * known.proportion(&session)) as u64 } else { bytes };
+            measured.push((session.charge().id, own));
             sized.push((session, bytes));
         }
-        self.charge.measured(total, self.engine.pool_bytes());
+        self.groups.measured(measured.into_iter());
         sized.sort_by_key(|(_, bytes)| std::cmp::Reverse(*bytes));
-        if self.charge.is_near() {
-            for (session, bytes) in &sized {
-                if known.register(session, *bytes) {
-                    // Fails only for a process that is going away.
-                    let _ = self.pager.refresh(&session.space);
-                }
+        for (session, bytes) in &sized {
+            if session.charge().path().any(Charge::is_near) && known.register(session, *bytes) {
+                // Fails only for a process that is going away.
+                let _ = self.pager.refresh(&session.space);
             }
         }
         known.forget_but(&sized);

@@ -12,6 +12,7 @@
 //!     │ (forked child: reads the beacon)      │   a fault there tells which inherited userfaultfd is whose
 //!     │ ─── BEACON_DONE ────────────────────▶ │
 //!     │ ◀── MAIN      (+ userfaultfd) ─────── │   a forked child gets the userfaultfd it inherited, if it did
+//!     │ ◀── GO ────────────────────────────── │   the program runs
 //!     │ ◀── EVICT / DISCARD ───────────────── │   any number of times, each answered
 //!     │ ─── EVICTED / DISCARDED ────────────▶ │
 //!     │ ◀── EXIT, or end of file ──────────── │   end of file without EXIT: the manager is gone, kill the program
@@ -21,7 +22,11 @@
 //! [`kind::ADVISED`].
 //!
 //! The manager trusts nothing in a message: a wrong one harms only the program that sent it.
+//!
+//! What operators say to the manager is in [`control`].
 #![no_std]
+
+pub mod control;
 
 /// Bytes in a page.
 pub const PAGE_SIZE: usize = 4096;
@@ -33,7 +38,7 @@ pub const ENV_JOB: &str = "UZSWAP_JOB";
 pub const SOCKET_PREFIX: &str = "uzswap-";
 
 /// Changes whenever a message does.
-pub const VERSION: u64 = 2;
+pub const VERSION: u64 = 3;
 
 /// Words in the longest message.
 pub const MAX_WORDS: usize = 4 + MAX_BATCH_PAGES;
@@ -75,22 +80,24 @@ pub mod kind {
     pub const BEACON_DONE: u64 = 3;
     /// Manager to worker, with the userfaultfd to move pages on.
     pub const MAIN: u64 = 4;
+    /// Manager to worker: whatever the program touches is seen from now on, it may run.
+    pub const GO: u64 = 5;
     /// Manager to worker: see [`super::evict`].
-    pub const EVICT: u64 = 5;
+    pub const EVICT: u64 = 6;
     /// Worker to manager: see [`super::evicted`].
-    pub const EVICTED: u64 = 6;
+    pub const EVICTED: u64 = 7;
     /// Manager to worker: word 1 the address, word 2 the pages of a run of the staging area to free.
-    pub const DISCARD: u64 = 7;
+    pub const DISCARD: u64 = 8;
     /// Worker to manager: word 1 is how many of the pages were freed, from the first on.
-    pub const DISCARDED: u64 = 8;
+    pub const DISCARDED: u64 = 9;
     /// Manager to worker: the program is gone, go too.
-    pub const EXIT: u64 = 9;
+    pub const EXIT: u64 = 10;
     /// Program to manager: [`super::Advise`].
-    pub const ADVISE: u64 = 10;
+    pub const ADVISE: u64 = 11;
     /// Manager to program: the advice has been followed.
-    pub const ADVISED: u64 = 11;
+    pub const ADVISED: u64 = 12;
     /// Worker to manager: word 1 the token, word 2 a [`super::step`], word 3 an errno. The program runs unmanaged.
-    pub const FAILED: u64 = 12;
+    pub const FAILED: u64 = 13;
 }
 
 /// What a worker was doing when it failed to attach.

@@ -142,6 +142,13 @@ pub const RUN: &[Flag] = &[
         more: "Pages that the pool refuses stay resident. Excludes --swap-file and --swap-size.",
     },
     Flag {
+        name: "control",
+        kind: Kind::Path,
+        help: "Socket to create for uzswap get, set, ls, stat and reclaim",
+        more: "It has mode 0600 and is removed at the end. The job's programs find its name in UZSWAP_SOCKET, and \
+               themselves inherit no UZSWAP_CONTROL: the name is taken.",
+    },
+    Flag {
         name: "stats",
         kind: Kind::Path,
         help: "File for the job's counters, as JSON, rewritten every second and at the end",
@@ -163,7 +170,7 @@ pub const EXCLUSIVE: [(&str, &str); 3] =
 impl Flag {
     /// The environment variable: `UZSWAP_MEMORY_MAX`.
     pub fn variable(&self) -> String {
-        format!("UZSWAP_{}", self.name.to_uppercase().replace('-', "_"))
+        variable(self.name)
     }
 
     fn arg(&self) -> Arg {
@@ -185,6 +192,11 @@ impl Flag {
                 .value_hint(if kind == Kind::Path { ValueHint::FilePath } else { ValueHint::Other }),
         }
     }
+}
+
+/// The environment variable of the flag `name`.
+pub fn variable(name: &str) -> String {
+    format!("UZSWAP_{}", name.to_uppercase().replace('-', "_"))
 }
 
 impl Kind {
@@ -240,9 +252,11 @@ pub fn command() -> Command {
         .disable_help_subcommand(true)
         .after_help(
             "Exit status: the program's own for run (128+N if signal N killed it, 126 not executable, 127 not found); \
-             2 for bad usage or a failed set-up; doctor: 0 if run will work, else 1.",
+             2 for bad usage or a failed set-up; get, set, ls, reclaim, stat: 1 if the manager refuses; doctor: 0 if run will work, else 1.",
         )
-        .subcommands([run(), doctor(), demo(), lab(), completions(), man()])
+        .subcommands([run(), doctor(), demo()])
+        .subcommands([get(), set(), ls(), mkdir(), rmdir(), reclaim(), stat()])
+        .subcommands([lab(), completions(), man()])
 }
 
 fn run() -> Command {
@@ -302,6 +316,65 @@ fn demo() -> Command {
         .arg(text("seed", "NUMBER", "1", "Seed of the generated data"))
 }
 
+fn get() -> Command {
+    asks("get", "Print a control file of a running job").arg(tree_path().required(true))
+}
+
+fn set() -> Command {
+    let value =
+        text_arg("value", "VALUE", "What to write: as the kernel's file of that name takes it, such as 512M, max or Y");
+    asks("set", "Write a control file of a running job")
+        .arg(tree_path().required(true))
+        .arg(value.required(true).allow_hyphen_values(true))
+}
+
+fn ls() -> Command {
+    asks("ls", "List the control files of a running job").arg(tree_path())
+}
+
+fn mkdir() -> Command {
+    asks("mkdir", "Make a group of processes of a running job")
+        .arg(text_arg("group", "GROUP", "Its path, such as build/ci-17; the one above it is there").required(true))
+}
+
+fn rmdir() -> Command {
+    asks("rmdir", "Remove a group that has no processes and no groups below it")
+        .arg(text_arg("group", "GROUP", "Its path").required(true))
+}
+
+fn reclaim() -> Command {
+    asks("reclaim", "Have memory of a running job reclaimed")
+        .allow_missing_positional(true)
+        .arg(text_arg("group", "GROUP", "The group; default: the whole job"))
+        .arg(text_arg("size", "SIZE", "How much, such as 64M").required(true))
+}
+
+fn stat() -> Command {
+    asks("stat", "Print the main figures of a running job")
+        .arg(text_arg("group", "GROUP", "The group; default: the whole job"))
+        .arg(switch("json", "Print them as JSON, sizes in bytes"))
+}
+
+/// A subcommand that asks a manager.
+fn asks(name: &'static str, about: &'static str) -> Command {
+    Command::new(name).about(about).arg(
+        Arg::new("socket")
+            .long("socket")
+            .value_name("FILE")
+            .help("The socket that its manager listens on: the FILE of run --control [env: UZSWAP_SOCKET]")
+            .value_parser(clap::builder::OsStringValueParser::new())
+            .value_hint(ValueHint::FilePath),
+    )
+}
+
+fn tree_path() -> Arg {
+    text_arg("path", "PATH", "Such as cgroup/memory.stat, parameters/compressor or debug/stored_pages; see uzswap ls")
+}
+
+fn text_arg(name: &'static str, value: &'static str, help: &'static str) -> Arg {
+    Arg::new(name).value_name(value).help(help).value_parser(clap::builder::OsStringValueParser::new())
+}
+
 fn lab() -> Command {
     Command::new("lab").about("Experiments, simulation and rivals").disable_help_flag(true).arg(
         Arg::new("arguments")
@@ -327,7 +400,7 @@ fn man() -> Command {
     Command::new("man").about("Print the man page").arg(
         Arg::new("page")
             .value_name("SUBCOMMAND")
-            .value_parser(["run", "doctor", "demo"])
+            .value_parser(["run", "doctor", "demo", "get", "set", "ls", "reclaim", "stat"])
             .help("The page of a subcommand instead of the main page"),
     )
 }
@@ -343,6 +416,29 @@ mod tests {
     #[test]
     fn the_command_line_is_well_formed() {
         command().debug_assert();
+    }
+
+    #[test]
+    fn who_is_asked_may_stand_anywhere() {
+        for line in [
+            &["get", "--socket", "S", "a"][..],
+            &["get", "a", "--socket", "S"],
+            &["set", "a", "-1", "--socket", "S"],
+            &["set", "--socket", "S", "a", "-memory"],
+            &["ls", "--socket", "S"],
+            &["ls", "a", "--socket=S"],
+            &["reclaim", "64M", "--socket", "S"],
+            &["reclaim", "--socket", "S", "a", "64M"],
+            &["stat", "--json", "--socket", "S"],
+            &["stat", "a", "--socket", "S"],
+        ] {
+            let matches = command().try_get_matches_from([&["uzswap"], line].concat()).expect("clap takes it");
+            let (_, matches) = matches.subcommand().expect("a subcommand");
+            assert_eq!(matches.get_one::<std::ffi::OsString>("socket").expect("given"), "S", "{line:?}");
+        }
+        for line in [&["get"][..], &["get", "a", "b"], &["set", "a"], &["reclaim"], &["reclaim", "a", "b", "c"]] {
+            assert!(command().try_get_matches_from([&["uzswap"], line].concat()).is_err(), "{line:?}");
+        }
     }
 
     #[test]

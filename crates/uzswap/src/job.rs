@@ -3,11 +3,13 @@
 //! Errors name the setting as the user wrote it and say what would be right. Nothing is created here: a check that only
 //! creating a file could answer is left to the manager.
 
+use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{Access, access};
 use uzswap_manager::{JobConfig, SwapConfig};
 
+use crate::flags::variable;
 use crate::ram::Ram;
 use crate::settings::Settings;
 use crate::size::Human;
@@ -22,6 +24,8 @@ const PAGE: u64 = 4096;
 const MAX_POOL_PERCENT: u8 = 20;
 /// Percent of the cap at which a full pool accepts again, as the kernel has it.
 const ACCEPT_THRESHOLD_PERCENT: u8 = 90;
+/// Bytes of a socket's absolute path: what the system takes (107), less what its name is longer by before it listens.
+const SOCKET_NAME_MOST: usize = 107 - ".4194304".len();
 /// Without a limit of our own, at least this much of the cgroup's limit is left to page cache, kernel and manager.
 const HEADROOM_LEAST: u64 = 32 << 20;
 
@@ -36,6 +40,8 @@ pub fn job_config(settings: &Settings, ram: &Ram) -> Result<JobConfig, String> {
     if let Some(path) = &stats {
         check_stats(path).map_err(|why| format!("{}: {why}", settings.spelling("stats")))?;
     }
+    let control = settings.path("control").map(|path| check_control(&path)).transpose();
+    let control = control.map_err(|why| format!("{}: {why}", settings.spelling("control")))?;
     let enabled = settings.yes_no("enabled").unwrap_or(true);
     let swap = swap(settings, ram)?;
     if !enabled && swap == SwapConfig::None {
@@ -52,6 +58,9 @@ pub fn job_config(settings: &Settings, ram: &Ram) -> Result<JobConfig, String> {
         enabled,
         shrinker_enabled: settings.yes_no("shrinker-enabled").unwrap_or(true),
         swap,
+        ram: ram.bytes(),
+        control,
+        not_inherited: vec![variable("control")],
         stats,
         quiet: settings.switch("quiet"),
         require: settings.switch("require"),
@@ -154,6 +163,21 @@ fn check_stats(path: &Path) -> Result<(), String> {
     check_directory(path)
 }
 
+/// Where the control socket goes: an absolute path, because the job's programs work in other directories.
+fn check_control(path: &Path) -> Result<PathBuf, String> {
+    check_directory(path)?;
+    if path.symlink_metadata().is_ok_and(|found| !found.file_type().is_socket()) {
+        let shown = path.display();
+        return Err(format!("{shown} exists already and is no socket; name a file that does not exist yet"));
+    }
+    let path = std::path::absolute(path).map_err(|error| format!("{}: {error}", path.display()))?;
+    let len = path.as_os_str().len();
+    if len > SOCKET_NAME_MOST {
+        return Err(format!("{} has {len} bytes; a socket's name has {SOCKET_NAME_MOST} at most", path.display()));
+    }
+    Ok(path)
+}
+
 /// Whether a file can be created at `path`.
 fn check_directory(path: &Path) -> Result<(), String> {
     let directory = match path.parent() {
@@ -213,6 +237,18 @@ mod tests {
         assert!(config(&["--enabled", "N"], &ram).is_ok_and(|job| !job.enabled));
         let nowhere = config(&["--enabled", "N", "--no-swap"], &ram).unwrap_err();
         assert!(nowhere.contains("--enabled N with --no-swap"), "{nowhere}");
+    }
+
+    #[test]
+    fn the_control_socket_has_an_absolute_name() {
+        let control = |path: &str| config(&["--memory-max", "64M", "--control", path], &limited(1 << 30));
+        let job = control("socket").expect("config");
+        assert_eq!(job.control, Some(std::env::current_dir().expect("a directory").join("socket")));
+        assert_eq!((job.ram, job.not_inherited), (1 << 30, vec!["UZSWAP_CONTROL".to_owned()]));
+        let refused = |path: &str| control(path).expect_err(path);
+        assert!(refused("/etc/passwd").contains("no socket"));
+        assert!(refused("/no/such/directory/socket").contains("does not exist"));
+        assert!(refused(&format!("/tmp/{}", "n".repeat(100))).contains("99 at most"));
     }
 
     #[test]

@@ -2,8 +2,9 @@
 //!
 //! 1. Standard output carries data only (a report that was asked for); every message goes to standard error.
 //! 2. An error is one line, `uzswap: error: …`, and nothing has been created or started when it appears.
-//! 3. Exit status: the program's own for `run`, 2 for bad usage or a failed set-up.
+//! 3. Exit status: the program's own for `run`, 1 for what a manager refuses, 2 for bad usage or a failed set-up.
 
+mod control;
 mod demo;
 mod doctor;
 mod flags;
@@ -56,6 +57,13 @@ fn dispatch() -> Result<i32, Failure> {
     match name {
         "run" => run::run(matches),
         "doctor" => Ok(doctor::doctor(matches.get_flag("json"), matches.get_flag("all"))),
+        "get" => control::get(matches),
+        "set" => control::set(matches),
+        "ls" => control::ls(matches),
+        "mkdir" => control::mkdir(matches),
+        "rmdir" => control::rmdir(matches),
+        "reclaim" => control::reclaim(matches),
+        "stat" => control::stat(matches),
         "demo" => demo::demo(matches),
         "lab" => {
             let arguments: Vec<String> = matches.get_many("arguments").unwrap_or_default().cloned().collect();

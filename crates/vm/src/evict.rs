@@ -229,7 +229,7 @@ impl Pager {
         spare_young: bool,
     ) -> io::Result<Option<usize>> {
         let pages: Vec<u64> = runs.iter().flat_map(|run| (run.start..run.end).step_by(PAGE_SIZE)).collect();
-        self.counters.pgscan.fetch_add(pages.len() as u64, Relaxed);
+        space.account().counters().pgscan.fetch_add(pages.len() as u64, Relaxed);
         let (mut staged, mut retry) = (0, pages);
         // A second round for pages that a fork left shared: touched for writing, they become this process's alone.
         for touch in [0, evict::TOUCH] {
@@ -310,7 +310,7 @@ impl Pager {
             let sequences: Vec<u32> = run.iter().filter(|(_, page)| page.is_some()).map(|(s, _)| *s).collect();
             let (stored, refused) = with_buffer(sequences.len(), |data| {
                 read_pages(&worker, &sequences, data.as_flattened_mut())?;
-                let homes = self.homes(&worker, &sequences);
+                let homes = self.homes(space, &worker, &sequences);
                 io::Result::Ok(self.store_pages(space, &sequences, &homes, data))
             })?;
             progress.stored += stored;
@@ -397,13 +397,13 @@ impl Pager {
         let mut state = space.lock();
         let done = match (words.first(), state.request.take()) {
             (Some(&kind::EVICTED), Some(Request::Evict { first, pages })) => {
-                self.take_evicted(&mut state, first, &pages, &words)
+                self.take_evicted(space, &mut state, first, &pages, &words)
             }
             (Some(&kind::DISCARDED), Some(Request::Discard { pages })) => {
                 // A page that is being looked at cannot be moved just now; it and what follows stay for the next time.
                 let freed = words.get(1).map_or(0, |&freed| pages.min(freed as usize));
                 state.staging.discard(freed);
-                self.counters.discarded.fetch_add(freed as u64, Relaxed);
+                space.account().counters().discarded.fetch_add(freed as u64, Relaxed);
                 freed
             }
             (_, request) => {
@@ -419,7 +419,7 @@ impl Pager {
     }
 
     /// Takes note of which pages went; gives how many.
-    fn take_evicted(&self, state: &mut State, first: u32, pages: &[u64], words: &[u64]) -> usize {
+    fn take_evicted(&self, space: &Space, state: &mut State, first: u32, pages: &[u64], words: &[u64]) -> usize {
         let mut moved = 0;
         for (i, &page) in pages.iter().enumerate() {
             match evicted::get(words, i) {
@@ -436,8 +436,8 @@ impl Pager {
                 _ => {}
             }
         }
-        self.counters.pgsteal.fetch_add(moved as u64, Relaxed);
-        self.counters.busy.fetch_add(state.busy.len() as u64, Relaxed);
+        space.account().counters().pgsteal.fetch_add(moved as u64, Relaxed);
+        space.account().counters().busy.fetch_add(state.busy.len() as u64, Relaxed);
         moved
     }
 }

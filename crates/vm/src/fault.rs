@@ -46,7 +46,7 @@ impl Pager {
                 let news = self.drain(space, &mut state);
                 for fault in std::mem::take(&mut state.waiting) {
                     match self.answer(space, &mut state, fault) {
-                        Answer::Done => self.count_stall(fault),
+                        Answer::Done => count_stall(space, fault),
                         Answer::Load(load) => loads.push(load),
                         Answer::NoRoom => state.waiting.push(fault),
                         Answer::Unsettled => {
@@ -146,7 +146,7 @@ impl Pager {
     fn fork(&self, space: &Space, state: &mut State, child: Uffd, said: Vec<Message>) {
         self.flush_staging(space, state, &child);
         let inherited = State { unheard: said, ..state.inherit(&self.engine) };
-        if let Err(error) = self.register(child, inherited) {
+        if let Err(error) = self.register(child, inherited, space.account()) {
             self.host.kill(space.id, &format!("no room for one more process: {error}"));
         }
     }
@@ -159,7 +159,7 @@ impl Pager {
             let sequences: Vec<u32> = group.iter().map(|&(sequence, _)| sequence).collect();
             let read = with_buffer(group.len(), |data| {
                 read_pages(&worker, &sequences, data.as_flattened_mut())?;
-                let homes = self.homes(&worker, &sequences);
+                let homes = self.homes(space, &worker, &sequences);
                 for ((&(sequence, page), &home), data) in group.iter().zip(&homes).zip(data.iter()) {
                     if let Ok(slot) = self.engine.swap_out(data, home) {
                         state.staging.clear(sequence);
@@ -199,9 +199,9 @@ impl Pager {
                         _ => None,
                     })
                     .collect();
-                if !self.host.admit(pages.len() as u64) {
+                if !space.account().admit(pages.len() as u64) {
                     pages.truncate(1);
-                    if !self.host.admit(1) {
+                    if !space.account().admit(1) {
                         return Answer::NoRoom;
                     }
                 }
@@ -221,12 +221,12 @@ impl Pager {
         static ZEROS: [u8; MAX_WINDOW * PAGE_SIZE] = [0; MAX_WINDOW * PAGE_SIZE];
         let page = fault.page;
         let (filled, error) = if fault.write {
-            if !self.host.admit(1) {
+            if !space.account().admit(1) {
                 return Answer::NoRoom;
             }
             let window = state.readahead.window(page);
             let mut pages = 1;
-            while pages < window && self.may_fill_ahead(state, page + pages as u64 * PAGE) {
+            while pages < window && may_fill_ahead(space, state, page + pages as u64 * PAGE) {
                 pages += 1;
             }
             let (filled, error) = space.uffd.copy(page, &ZEROS[..pages * PAGE_SIZE]);
@@ -238,15 +238,11 @@ impl Pager {
                 Err(error) => (0, Some(error)),
             }
         };
-        self.counters.zero_filled.fetch_add(filled / PAGE, Relaxed);
+        space.account().counters().zero_filled.fetch_add(filled / PAGE, Relaxed);
         match error {
             Some(error) if filled == 0 => Answer::from(space.after_failed_fill(state, page, error)),
             _ => Answer::Done,
         }
-    }
-
-    fn may_fill_ahead(&self, state: &State, page: u64) -> bool {
-        state.registered.contains(page) && state.table.get(page) == PageState::Resident && self.host.admit(1)
     }
 
     /// Gives a staged page back: it is copied, and its copy in the staging area is discarded in its turn.
@@ -261,7 +257,7 @@ impl Pager {
         }
         match space.uffd.copy(page, &data).1 {
             None => {
-                self.counters.rescued.fetch_add(1, Relaxed);
+                space.account().counters().rescued.fetch_add(1, Relaxed);
                 state.young.insert(page);
             }
             Some(error) => match space.after_failed_fill(state, page, error) {
@@ -344,15 +340,19 @@ impl Pager {
         }
         if filled > 0 {
             state.young.insert(fault.page);
-            self.counters.pgmajfault.fetch_add(1, Relaxed);
-            self.counters.readahead.fetch_add(filled as u64 - 1, Relaxed);
+            space.account().counters().pgmajfault.fetch_add(1, Relaxed);
+            space.account().counters().readahead.fetch_add(filled as u64 - 1, Relaxed);
         }
-        self.count_stall(fault);
+        count_stall(space, fault);
     }
+}
 
-    fn count_stall(&self, fault: Fault) {
-        self.counters.stall_usec.fetch_add(fault.since.elapsed().as_micros() as u64, Relaxed);
-    }
+fn count_stall(space: &Space, fault: Fault) {
+    space.account().counters().stall_usec.fetch_add(fault.since.elapsed().as_micros() as u64, Relaxed);
+}
+
+fn may_fill_ahead(space: &Space, state: &State, page: u64) -> bool {
+    state.registered.contains(page) && state.table.get(page) == PageState::Resident && space.account().admit(1)
 }
 
 /// What became of a fault.

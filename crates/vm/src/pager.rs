@@ -22,7 +22,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
 use parking_lot::Mutex;
-use uzswap_engine::{Home, PAGE_SIZE, Page, Zswap};
+use uzswap_engine::{Group, Home, PAGE_SIZE, Page, Zswap};
 use uzswap_proto::{STAGING_PAGES, kind};
 
 use crate::evict::WORKER_PATIENCE;
@@ -34,15 +34,23 @@ use crate::sys::process;
 use crate::sys::uffd::{MAIN_FEATURES, MOVE, Probe, Uffd};
 use crate::{PAGE, layout};
 
-/// What the pager needs from whoever runs it.
-pub trait Host: Send + Sync {
+/// Who pays for the memory of an address space.
+pub trait Account: Send + Sync {
     /// Asks for memory for `pages` pages to become resident; `false` makes the fault wait until reclaim has made room.
     fn admit(&self, pages: u64) -> bool;
+    /// The group that pays for what is stored.
+    fn group(&self) -> Group;
+    /// What happens to its pages is counted here.
+    fn counters(&self) -> &Counters;
+}
+
+/// What the pager needs from whoever runs it.
+pub trait Host: Send + Sync {
     /// The program of `space` cannot go on with the right bytes: kill it, and say why.
     fn kill(&self, space: u64, why: &str);
 }
 
-/// What happened, since the start.
+/// What happened to the pages of a group, since the start.
 #[derive(Debug, Default)]
 pub struct Counters {
     /// Pages brought back from the engine because a thread wanted them.
@@ -83,8 +91,6 @@ pub struct Pager {
     epoll: Epoll,
     registry: Mutex<Registry>,
     several_nodes: bool,
-    /// Counters.
-    pub counters: Counters,
 }
 
 #[derive(Default)]
@@ -106,7 +112,7 @@ impl Pager {
     pub fn new(engine: Arc<Zswap>, host: Arc<dyn Host>) -> io::Result<Pager> {
         let epoll = Epoll::new()?;
         let several_nodes = process::memory_nodes() > 1;
-        Ok(Pager { engine, host, epoll, registry: Mutex::default(), several_nodes, counters: Counters::default() })
+        Ok(Pager { engine, host, epoll, registry: Mutex::default(), several_nodes })
     }
 
     /// Every address space.
@@ -114,23 +120,19 @@ impl Pager {
         self.registry.lock().spaces.values().cloned().collect()
     }
 
-    pub(crate) fn register(&self, uffd: Uffd, state: State) -> io::Result<Arc<Space>> {
+    pub(crate) fn register(&self, uffd: Uffd, state: State, account: Arc<dyn Account>) -> io::Result<Arc<Space>> {
         let mut registry = self.registry.lock();
         registry.next += 1;
-        let space = Arc::new(Space::new(registry.next, uffd, state));
+        let space = Arc::new(Space::new(registry.next, uffd, state, account));
         self.epoll.add(space.as_raw_fd(), space.id)?;
         registry.spaces.insert(space.id, space.clone());
         Ok(space)
     }
 
     /// Takes a process under management: its worker, and its userfaultfd fresh from the kernel.
-    pub fn adopt(&self, worker: Worker, uffd: Uffd) -> io::Result<Arc<Space>> {
-        if worker.hello.forked {
-            // Nothing was inherited.
-            worker.link.send(&[kind::MAIN], None)?;
-        }
+    pub fn adopt(&self, worker: Worker, uffd: Uffd, account: Arc<dyn Account>) -> io::Result<Arc<Space>> {
         uffd.handshake(MAIN_FEATURES)?;
-        let space = self.register(uffd, State::default())?;
+        let space = self.register(uffd, State::default(), account)?;
         self.employ(&space, worker)?;
         Ok(space)
     }
@@ -144,6 +146,14 @@ impl Pager {
         };
         let Some(space) = space else { return Err(worker) };
         Ok(self.claim_space(&space, worker).map(|()| space))
+    }
+
+    /// Lets a program run that was taken under management.
+    pub fn let_run(&self, space: &Space) {
+        if let Some(worker) = space.worker() {
+            // Fails only for a process that is going away.
+            let _ = worker.link.send(&[kind::GO], None);
+        }
     }
 
     fn claim_space(&self, space: &Space, worker: Worker) -> io::Result<()> {
@@ -236,9 +246,10 @@ impl Pager {
         dead
     }
 
-    /// The group that staged pages belong to, and the node that the memory of each is on.
-    pub(crate) fn homes(&self, worker: &Worker, sequences: &[u32]) -> Vec<Home> {
-        let mut homes = vec![Home::ROOT; sequences.len()];
+    /// The group that pays for staged pages, and the node that the memory of each is on. Should the group be removed before
+    /// they are stored, they are refused, and stay.
+    pub(crate) fn homes(&self, space: &Space, worker: &Worker, sequences: &[u32]) -> Vec<Home> {
+        let mut homes = vec![Home { group: space.account().group(), node: 0 }; sequences.len()];
         if self.several_nodes {
             let pages: Vec<u64> = sequences.iter().map(|&sequence| worker.staging_page(sequence)).collect();
             // A page that has just been rescued is on no node, and is not stored either.

@@ -15,11 +15,12 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, LazyLock};
 use std::time::{Duration, Instant};
 
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::{Mutex, MutexGuard, RwLock};
 use uzswap_engine::Zswap;
 use uzswap_proto::{Hello, STAGING_PAGES, kind};
 
 use crate::epoch::Change;
+use crate::pager::Account;
 use crate::range::{Range, RangeSet};
 use crate::sys::link::Link;
 use crate::sys::process::Pagemap;
@@ -32,6 +33,7 @@ pub struct Space {
     /// Its number, never used again.
     pub id: u64,
     pub(crate) uffd: Uffd,
+    account: RwLock<Arc<dyn Account>>,
     state: Mutex<State>,
     pub(crate) pace: Pace,
     /// Held by whoever talks to the worker; before `state` in the lock order.
@@ -155,8 +157,19 @@ pub(crate) struct State {
 }
 
 impl Space {
-    pub(crate) fn new(id: u64, uffd: Uffd, state: State) -> Space {
-        Space { id, uffd, state: Mutex::new(state), pace: Pace::default(), conversation: Mutex::new(()) }
+    pub(crate) fn new(id: u64, uffd: Uffd, state: State, account: Arc<dyn Account>) -> Space {
+        let (account, state) = (RwLock::new(account), Mutex::new(state));
+        Space { id, uffd, account, state, pace: Pace::default(), conversation: Mutex::new(()) }
+    }
+
+    /// Who pays for what becomes resident and for what is stored from now on.
+    pub fn account(&self) -> Arc<dyn Account> {
+        self.account.read().clone()
+    }
+
+    /// Makes another pay. What is stored stays charged to whom it was stored for.
+    pub fn charge_to(&self, account: Arc<dyn Account>) {
+        *self.account.write() = account;
     }
 
     pub(crate) fn lock(&self) -> MutexGuard<'_, State> {

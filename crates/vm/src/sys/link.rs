@@ -70,6 +70,27 @@ impl Listener {
     }
 }
 
+/// Who connected to a unix socket.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Peer {
+    /// The process; 0 if it cannot be seen from here.
+    pub pid: i32,
+    /// Its effective user when it connected.
+    pub uid: u32,
+}
+
+/// Who is at the other end of a connection.
+pub fn peer(connection: &impl AsRawFd) -> io::Result<Peer> {
+    // SAFETY: all zeros is a valid structure; the kernel fills it as far as `len` allows.
+    unsafe {
+        let mut credentials: libc::ucred = zeroed();
+        let mut len = size_of::<libc::ucred>() as libc::socklen_t;
+        let to = (&raw mut credentials).cast();
+        super::check(libc::getsockopt(connection.as_raw_fd(), libc::SOL_SOCKET, libc::SO_PEERCRED, to, &raw mut len))?;
+        Ok(Peer { pid: credentials.pid, uid: credentials.uid })
+    }
+}
+
 /// A message received.
 #[derive(Debug, Default)]
 pub struct Received {
@@ -87,14 +108,7 @@ type Control = [u64; 8];
 impl Link {
     /// The process at the other end.
     pub fn peer(&self) -> io::Result<i32> {
-        // SAFETY: all zeros is a valid structure; the kernel fills it as far as `len` allows.
-        unsafe {
-            let mut credentials: libc::ucred = zeroed();
-            let mut len = size_of::<libc::ucred>() as libc::socklen_t;
-            let to = (&raw mut credentials).cast();
-            super::check(libc::getsockopt(self.as_raw_fd(), libc::SOL_SOCKET, libc::SO_PEERCRED, to, &raw mut len))?;
-            Ok(credentials.pid)
-        }
+        peer(self).map(|peer| peer.pid)
     }
 
     /// Sends a message, with at most one descriptor. Never blocks for long: the other end reads whatever it is sent.

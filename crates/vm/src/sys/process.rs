@@ -55,6 +55,28 @@ pub fn memory_nodes() -> usize {
     numbers.max().map_or(1, |highest| highest + 1)
 }
 
+/// What a process has inherited.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Kinship {
+    /// The process that it is a child of now.
+    pub parent: i32,
+    /// Its process group.
+    pub group: i32,
+    /// Its session.
+    pub session: i32,
+}
+
+impl Kinship {
+    /// Of process `pid`; `None` if it is dead, or not to be seen from here.
+    pub fn of(pid: i32) -> Option<Kinship> {
+        let text = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+        // The name before may hold anything.
+        let (_, rest) = text.rsplit_once(')')?;
+        let mut numbers = rest.split_ascii_whitespace().skip(1).map(|field| field.parse().ok());
+        Some(Kinship { parent: numbers.next()??, group: numbers.next()??, session: numbers.next()?? })
+    }
+}
+
 /// A handle on a process that is not fooled by its number being used again.
 #[derive(Debug)]
 pub struct PidFd(OwnedFd);

@@ -1,0 +1,220 @@
+//! A manager in miniature: groups in a list, processes that are numbers. What a real one would do is noted down.
+
+use std::cell::RefCell;
+use std::collections::{BTreeMap, BTreeSet};
+
+use uzswap_engine::{Compressor, Counters, FolioCounters, GroupCounters, Zpool};
+
+use super::error::Error;
+use super::machine::*;
+
+/// A manager that remembers what it was told.
+pub struct Mock(pub RefCell<State>);
+
+/// What there is.
+pub struct State {
+    pub groups: BTreeMap<GroupId, Group>,
+    next: u32,
+    pub parameters: Parameters,
+    pub folios: BTreeSet<usize>,
+    /// What was killed and reclaimed.
+    pub done: Vec<String>,
+    /// Bytes that can be reclaimed.
+    pub reclaimable: u64,
+    /// What [`Machine::figures`] gives.
+    pub figures: Figures,
+}
+
+/// One group.
+#[derive(Default)]
+pub struct Group {
+    parent: Option<GroupId>,
+    name: String,
+    limits: Vec<(Limit, Option<u64>)>,
+    writeback: bool,
+    pub processes: BTreeSet<i32>,
+    frozen: bool,
+}
+
+impl Mock {
+    /// A root with processes 100 and 101.
+    pub fn new() -> Mock {
+        let root = Group { processes: [100, 101].into(), writeback: true, ..Group::default() };
+        let parameters = Parameters {
+            enabled: true,
+            compressor: Compressor::Lz4,
+            zpool: Zpool::Zsmalloc,
+            max_pool_percent: 20,
+            accept_threshold_percent: 90,
+            shrinker_enabled: false,
+        };
+        Mock(RefCell::new(State {
+            groups: [(GroupId::ROOT, root)].into(),
+            next: 1,
+            parameters,
+            folios: BTreeSet::new(),
+            done: Vec::new(),
+            reclaimable: 1 << 20,
+            figures: Figures::default(),
+        }))
+    }
+
+    fn with<T>(&self, group: GroupId, look: impl FnOnce(&mut Group) -> T) -> Result<T, Error> {
+        self.0.borrow_mut().groups.get_mut(&group).map(look).ok_or(Error::Gone)
+    }
+}
+
+impl Machine for Mock {
+    fn find(&self, parent: GroupId, name: &str) -> Option<GroupId> {
+        let state = self.0.borrow();
+        state.groups.iter().find(|(_, group)| group.parent == Some(parent) && group.name == name).map(|(&id, _)| id)
+    }
+
+    fn children(&self, group: GroupId) -> Result<Vec<String>, Error> {
+        self.with(group, |_| ())?;
+        let state = self.0.borrow();
+        Ok(state.groups.values().filter(|child| child.parent == Some(group)).map(|child| child.name.clone()).collect())
+    }
+
+    fn create(&self, parent: GroupId, name: &str) -> Result<GroupId, Error> {
+        if self.find(parent, name).is_some() {
+            return Err(Error::Exists);
+        }
+        let mut state = self.0.borrow_mut();
+        let id = GroupId(state.next);
+        state.next += 1;
+        let group = Group { parent: Some(parent), name: name.to_owned(), writeback: true, ..Group::default() };
+        state.groups.insert(id, group);
+        Ok(id)
+    }
+
+    fn remove(&self, group: GroupId) -> Result<(), Error> {
+        if !self.children(group)?.is_empty() || !self.processes(group)?.is_empty() {
+            return Err(Error::Busy);
+        }
+        self.0.borrow_mut().groups.remove(&group);
+        Ok(())
+    }
+
+    fn limit(&self, group: GroupId, limit: Limit) -> Result<Option<u64>, Error> {
+        let of =
+            |group: &mut Group| group.limits.iter().rev().find(|(which, _)| *which == limit).map(|(_, bytes)| *bytes);
+        self.with(group, of).map(Option::flatten)
+    }
+
+    fn set_limit(&self, group: GroupId, limit: Limit, bytes: Option<u64>) -> Result<(), Error> {
+        self.with(group, |group| group.limits.push((limit, bytes)))
+    }
+
+    fn writeback(&self, group: GroupId) -> Result<bool, Error> {
+        self.with(group, |group| group.writeback)
+    }
+
+    fn set_writeback(&self, group: GroupId, allowed: bool) -> Result<(), Error> {
+        self.with(group, |group| group.writeback = allowed)
+    }
+
+    fn processes(&self, group: GroupId) -> Result<Vec<i32>, Error> {
+        self.with(group, |group| group.processes.iter().copied().collect())
+    }
+
+    fn move_process(&self, pid: i32, group: GroupId) -> Result<(), Error> {
+        self.with(group, |_| ())?;
+        let mut state = self.0.borrow_mut();
+        let from = state.groups.values_mut().find(|group| group.processes.contains(&pid)).ok_or(Error::NoProcess)?;
+        from.processes.remove(&pid);
+        state.groups.get_mut(&group).expect("looked at just now").processes.insert(pid);
+        Ok(())
+    }
+
+    fn frozen(&self, group: GroupId) -> Result<bool, Error> {
+        self.with(group, |group| group.frozen)
+    }
+
+    fn set_frozen(&self, group: GroupId, frozen: bool) -> Result<(), Error> {
+        self.with(group, |group| group.frozen = frozen)
+    }
+
+    fn kill(&self, group: GroupId) -> Result<(), Error> {
+        self.with(group, |group| group.processes.clear())?;
+        self.0.borrow_mut().done.push(format!("kill {}", group.0));
+        Ok(())
+    }
+
+    fn reclaim(&self, group: GroupId, bytes: u64) -> Result<bool, Error> {
+        let mut state = self.0.borrow_mut();
+        state.done.push(format!("reclaim {} {bytes}", group.0));
+        let enough = state.reclaimable >= bytes;
+        state.reclaimable = state.reclaimable.saturating_sub(bytes);
+        Ok(enough)
+    }
+
+    fn figures(&self, group: GroupId) -> Result<Figures, Error> {
+        self.with(group, |_| ())?;
+        Ok(self.0.borrow().figures.clone())
+    }
+
+    fn parameters(&self) -> Parameters {
+        self.0.borrow().parameters
+    }
+
+    fn set_parameter(&self, parameter: Parameter) -> Result<(), Error> {
+        let parameters = &mut self.0.borrow_mut().parameters;
+        match parameter {
+            Parameter::Enabled(enabled) => parameters.enabled = enabled,
+            Parameter::Compressor(compressor) => parameters.compressor = compressor,
+            Parameter::Zpool(zpool) => parameters.zpool = zpool,
+            Parameter::MaxPoolPercent(percent) => parameters.max_pool_percent = percent,
+            Parameter::AcceptThresholdPercent(percent) => parameters.accept_threshold_percent = percent,
+            Parameter::ShrinkerEnabled(enabled) => parameters.shrinker_enabled = enabled,
+        }
+        Ok(())
+    }
+
+    fn counters(&self) -> Counters {
+        // Each different, so that one shown under another's name is seen.
+        Counters {
+            pool_limit_hit: 1,
+            reject_reclaim_fail: 2,
+            reject_alloc_fail: 3,
+            reject_kmemcache_fail: 4,
+            reject_compress_fail: 5,
+            reject_compress_poor: 6,
+            decompress_fail: 7,
+            written_back_pages: 8,
+            pool_total_size: 9,
+            stored_pages: 10,
+            stored_incompressible_pages: 11,
+            same_filled_pages: 12,
+            root: GroupCounters::default(),
+            swap_current: 13,
+            swapped_pages: 14,
+        }
+    }
+
+    fn folio_counters(&self, order: usize) -> FolioCounters {
+        let count = |number| 10 * order as u64 + number;
+        FolioCounters {
+            zswpout: count(1),
+            zswpin: count(2),
+            swpin: count(3),
+            swpin_fallback: count(4),
+            swpout: count(5),
+            swpout_fallback: count(6),
+        }
+    }
+
+    fn folio_swapin(&self, order: usize) -> bool {
+        self.0.borrow().folios.contains(&order)
+    }
+
+    fn set_folio_swapin(&self, order: usize, enabled: bool) -> Result<(), Error> {
+        let folios = &mut self.0.borrow_mut().folios;
+        if enabled {
+            folios.insert(order);
+        } else {
+            folios.remove(&order);
+        }
+        Ok(())
+    }
+}

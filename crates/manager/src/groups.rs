@@ -1,0 +1,276 @@
+//! The tree of groups: their names, their accounts, and what protects one from the need of another.
+//!
+//! 1. A group is a number, a name below its parent, an account (`charge`), and a group of the engine's. All groups are in one
+//!    map; after its lock only those of the engine are taken.
+//! 2. A group is removed only when it has no children and no processes. What the engine has stored for it goes to its
+//!    parent, and so do its counts.
+//! 3. A process that has no session yet belongs to the group of the process that it came from.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::time::Duration;
+
+use parking_lot::RwLock;
+use uzswap_engine::{Group, Zswap};
+use uzswap_vm::pager::Counters;
+
+use crate::charge::{Bell, Charge};
+use crate::control::{Error, GroupId, Limit};
+
+/// All groups.
+pub struct Groups {
+    engine: Arc<Zswap>,
+    /// Wakes the reclaimer.
+    pub bell: Arc<Bell>,
+    tree: RwLock<Tree>,
+}
+
+#[derive(Debug, Default)]
+struct Tree {
+    next: u32,
+    /// Parents come before their children.
+    nodes: BTreeMap<GroupId, Node>,
+}
+
+#[derive(Debug)]
+struct Node {
+    name: String,
+    children: BTreeMap<String, GroupId>,
+    charge: Arc<Charge>,
+}
+
+impl std::fmt::Debug for Groups {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Groups").finish_non_exhaustive()
+    }
+}
+
+const ROOT: GroupId = GroupId::ROOT;
+
+impl Groups {
+    /// The root alone.
+    pub fn new(engine: Arc<Zswap>, bell: Arc<Bell>) -> Groups {
+        let root = Arc::new(Charge::new(ROOT, Group::ROOT, None, bell.clone()));
+        let node = Node { name: String::new(), children: BTreeMap::new(), charge: root };
+        Groups { engine, bell, tree: RwLock::new(Tree { next: 1, nodes: BTreeMap::from([(ROOT, node)]) }) }
+    }
+
+    /// The account of a group.
+    pub fn get(&self, id: GroupId) -> Option<Arc<Charge>> {
+        self.tree.read().nodes.get(&id).map(|node| node.charge.clone())
+    }
+
+    /// The account of the root.
+    pub fn root(&self) -> Arc<Charge> {
+        self.get(ROOT).expect("the root is always there")
+    }
+
+    /// The account of a group of the engine's; the root's if the group has been removed.
+    pub fn of_engine(&self, group: Group) -> Arc<Charge> {
+        let tree = self.tree.read();
+        let found = tree.nodes.values().find(|node| node.charge.group == group);
+        found.map_or_else(|| tree.nodes[&ROOT].charge.clone(), |node| node.charge.clone())
+    }
+
+    /// All accounts, parents before their children.
+    pub fn all(&self) -> Vec<Arc<Charge>> {
+        self.tree.read().nodes.values().map(|node| node.charge.clone()).collect()
+    }
+
+    /// The child of that name.
+    pub fn child(&self, id: GroupId, name: &str) -> Option<GroupId> {
+        self.tree.read().nodes.get(&id)?.children.get(name).copied()
+    }
+
+    /// The names of the children, in order.
+    pub fn children(&self, id: GroupId) -> Option<Vec<String>> {
+        self.tree.read().nodes.get(&id).map(|node| node.children.keys().cloned().collect())
+    }
+
+    /// The path of a group, from `/`.
+    pub fn path(&self, charge: &Charge) -> String {
+        let tree = self.tree.read();
+        let names: Vec<&str> =
+            charge.path().filter_map(|charge| tree.nodes.get(&charge.id)).map(|node| node.name.as_str()).collect();
+        let path = names.into_iter().rev().collect::<Vec<_>>().join("/");
+        if path.is_empty() { "/".to_owned() } else { path }
+    }
+
+    /// A new group below `parent`.
+    ///
+    /// # Errors
+    /// `Gone`, `Exists`; `Again` if there are as many as there can be, which removed ones count for as long as something of
+    /// theirs is stored.
+    pub fn create(&self, parent: GroupId, name: &str) -> Result<GroupId, Error> {
+        let tree = &mut *self.tree.write();
+        let above = tree.nodes.get_mut(&parent).ok_or(Error::Gone)?;
+        if above.children.contains_key(name) {
+            return Err(Error::Exists);
+        }
+        let group = self.engine.create_group(above.charge.group).map_err(|_| Error::Again)?;
+        let id = GroupId(tree.next);
+        tree.next += 1;
+        above.children.insert(name.to_owned(), id);
+        let charge = Arc::new(Charge::new(id, group, Some(above.charge.clone()), self.bell.clone()));
+        tree.nodes.insert(id, Node { name: name.to_owned(), children: BTreeMap::new(), charge });
+        Ok(id)
+    }
+
+    /// Removes a group that nothing is charged to any more.
+    ///
+    /// # Errors
+    /// `Gone`; `Busy` if it has children. The root is always busy.
+    pub fn remove(&self, id: GroupId) -> Result<(), Error> {
+        let tree = &mut *self.tree.write();
+        let node = tree.nodes.get(&id).ok_or(Error::Gone)?;
+        let charge = node.charge.clone();
+        let Some(parent) = charge.parent.as_ref().filter(|_| node.children.is_empty()) else {
+            return Err(Error::Busy);
+        };
+        self.engine.remove_group(charge.group).map_err(|_| Error::Busy)?;
+        let node = tree.nodes.remove(&id).expect("just seen");
+        tree.nodes.get_mut(&parent.id).expect("a parent outlives its children").children.remove(&node.name);
+        for counter in EVERY_COUNTER {
+            counter(&parent.counters).fetch_add(counter(&charge.counters).load(Relaxed), Relaxed);
+        }
+        Ok(())
+    }
+
+    /// What has happened to the pages of a group and of all below it.
+    pub fn counted(&self, id: GroupId, counter: fn(&Counters) -> &AtomicU64) -> u64 {
+        let tree = self.tree.read();
+        let below = tree.nodes.values().filter(|node| node.charge.is_below(id));
+        below.map(|node| counter(&node.charge.counters).load(Relaxed)).sum()
+    }
+
+    /// Enters what was measured: resident bytes of processes, by the group each is in.
+    pub fn measured(&self, processes: impl Iterator<Item = (GroupId, u64)>) {
+        let tree = self.tree.read();
+        let mut anon: BTreeMap<GroupId, u64> = tree.nodes.keys().map(|id| (*id, 0)).collect();
+        for (id, bytes) in processes {
+            if let Some(node) = tree.nodes.get(&id) {
+                node.charge.path().for_each(|charge| *anon.entry(charge.id).or_default() += bytes);
+            }
+        }
+        // The root pays for the pool as it is, the others for what of theirs is in it.
+        let below: Vec<&Arc<Charge>> = tree.nodes.values().map(|node| &node.charge).skip(1).collect();
+        let groups: Vec<Group> = below.iter().map(|charge| charge.group).collect();
+        let zswap = if groups.is_empty() { Vec::new() } else { self.engine.zswap_of(&groups) };
+        tree.nodes[&ROOT].charge.measured(anon[&ROOT], self.engine.pool_bytes());
+        for (charge, zswap) in below.into_iter().zip(zswap) {
+            charge.measured(anon[&charge.id], zswap);
+        }
+    }
+
+    /// How long nothing can happen in any group that must be seen.
+    pub fn pause(&self) -> Duration {
+        let tree = self.tree.read();
+        let pauses = tree.nodes.values().map(|node| node.charge.pause());
+        pauses.min().expect("the root is always there")
+    }
+
+    /// How much of a group's charge is protected by `limit` (`Low` or `Min`) when `target`, which is above it, is
+    /// reclaimed from. What the children of a group claim together is granted as far as the group itself is protected, to
+    /// each in proportion to what it uses of its claim (as `memory.low` is described in the kernel's cgroup v2 document).
+    pub fn protection(&self, charge: &Charge, target: GroupId, limit: Limit) -> u64 {
+        if charge.id == target {
+            return 0;
+        }
+        let Some(parent) = &charge.parent else { return 0 };
+        let own = charge.limit(limit).unwrap_or(u64::MAX);
+        if parent.id == target || own == 0 {
+            return own;
+        }
+        let granted = self.protection(parent, target, limit);
+        let claim = |charge: &Charge| charge.limit(limit).unwrap_or(u64::MAX).min(charge.current.load(Relaxed));
+        let tree = self.tree.read();
+        let siblings = tree.nodes.get(&parent.id).into_iter().flat_map(|node| node.children.values());
+        let claims: u64 = siblings.filter_map(|id| tree.nodes.get(id)).map(|node| claim(&node.charge)).sum();
+        if claims <= granted {
+            return own.min(granted);
+        }
+        (u128::from(granted) * u128::from(claim(charge)) / u128::from(claims.max(1))) as u64
+    }
+}
+
+const EVERY_COUNTER: [fn(&Counters) -> &AtomicU64; 9] = [
+    |counters| &counters.pgmajfault,
+    |counters| &counters.readahead,
+    |counters| &counters.rescued,
+    |counters| &counters.zero_filled,
+    |counters| &counters.pgscan,
+    |counters| &counters.pgsteal,
+    |counters| &counters.busy,
+    |counters| &counters.discarded,
+    |counters| &counters.stall_usec,
+];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use uzswap_engine::{Config, HeapSource, Home};
+
+    fn groups() -> Groups {
+        let engine = Arc::new(Zswap::new(Config::default(), None, HeapSource));
+        Groups::new(engine, Arc::default())
+    }
+
+    #[test]
+    fn a_tree_of_names() {
+        let groups = groups();
+        let build = groups.create(ROOT, "build").expect("room");
+        let job = groups.create(build, "ci-17").expect("room");
+        assert_eq!(groups.create(ROOT, "build"), Err(Error::Exists));
+        assert_eq!((groups.child(ROOT, "build"), groups.child(ROOT, "ci-17")), (Some(build), None));
+        assert_eq!(groups.children(ROOT).expect("there"), ["build"]);
+        let path = |id| groups.path(&groups.get(id).expect("there"));
+        assert_eq!((path(job).as_str(), path(ROOT).as_str()), ("/build/ci-17", "/"));
+        assert_eq!(groups.remove(build), Err(Error::Busy));
+        assert_eq!(groups.remove(ROOT), Err(Error::Busy));
+        groups.remove(job).expect("empty");
+        groups.remove(build).expect("empty");
+        assert_eq!((groups.remove(build), groups.children(build), groups.all().len()), (Err(Error::Gone), None, 1));
+    }
+
+    #[test]
+    fn charges_and_counts_reach_every_group_above() {
+        let groups = groups();
+        let above = groups.create(ROOT, "above").expect("room");
+        let below = groups.create(above, "below").expect("room");
+        let charge = groups.get(below).expect("there");
+        let page = std::array::from_fn(|i| (i / 7 % 50) as u8);
+        groups.engine.swap_out(&page, Home { group: charge.group, node: 0 }).expect("room");
+        charge.counters.pgsteal.fetch_add(3, Relaxed);
+        groups.measured([(below, 4096), (ROOT, 8192)].into_iter());
+        let current = |id| groups.get(id).expect("there").current.load(Relaxed);
+        let zswap = groups.engine.counters().root.zswap;
+        assert!((100..2000).contains(&zswap), "{zswap}");
+        assert_eq!((current(below), current(above)), (4096 + zswap, 4096 + zswap));
+        assert_eq!(current(ROOT), 3 * 4096 + groups.engine.pool_bytes());
+        groups.remove(below).expect("nothing is resident");
+        assert_eq!(groups.counted(above, |counters| &counters.pgsteal), 3, "the parent has it now");
+        groups.measured(std::iter::empty());
+        assert_eq!(current(above), zswap, "what is stored is the parent's, too");
+        assert_eq!(groups.of_engine(charge.group).id, ROOT);
+    }
+
+    #[test]
+    fn protection_is_granted_in_proportion_to_use() {
+        let groups = groups();
+        let parent = groups.create(ROOT, "parent").expect("room");
+        let [one, two] = ["one", "two"].map(|name| groups.create(parent, name).expect("room"));
+        for (id, low, used) in [(parent, 60, 120), (one, 60, 60), (two, 60, 20)] {
+            let charge = groups.get(id).expect("there");
+            charge.set_limit(Limit::Low, Some(low));
+            charge.measured(used, 0);
+        }
+        let granted = |id, target| groups.protection(&groups.get(id).expect("there"), target, Limit::Low);
+        assert_eq!((granted(one, ROOT), granted(two, ROOT)), (45, 15), "60 for claims of 60 and 20");
+        assert_eq!((granted(one, parent), granted(two, parent), granted(one, one)), (60, 60, 0));
+        groups.get(parent).expect("there").set_limit(Limit::Low, Some(1000));
+        assert_eq!((granted(one, ROOT), granted(two, ROOT)), (60, 60));
+        groups.get(one).expect("there").set_limit(Limit::Low, Some(0));
+        assert_eq!((granted(one, ROOT), granted(two, ROOT)), (0, 60));
+    }
+}
