@@ -79,8 +79,10 @@ def anonymous_exact(pid: int) -> int:
 
 
 def leftovers() -> set[str]:
-    """Files of uzswap in the places where temporary files go."""
-    return {os.path.join(top, name) for top in SCRATCH for name in os.listdir(top) if "uzswap" in name}
+    """Files of uzswap in the places where temporary files go, but for the agents of jobs that still run."""
+    def lives(name: str) -> bool:
+        return name.startswith("uzswap-agent.") and os.path.exists(f"/proc/{name.split('.')[1]}")
+    return {os.path.join(top, name) for top in SCRATCH for name in os.listdir(top) if "uzswap" in name and not lives(name)}
 
 
 # --- a job ---------------------------------------------------------------------------------------
