@@ -16,6 +16,7 @@ import suite
 import workloads
 import behaviour        # noqa: F401 (registers its tests)
 import control          # noqa: F401
+import limits           # noqa: F401
 import failures         # noqa: F401
 
 

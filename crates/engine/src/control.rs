@@ -5,7 +5,6 @@ use crate::compress::Compressor;
 use crate::counters::{Counters, GroupCounters};
 use crate::groups::{Group, GroupError};
 use crate::pools::PoolId;
-use crate::shards::All;
 use crate::state::State;
 use crate::zpool::Zpool;
 use crate::zswap::Zswap;
@@ -66,7 +65,7 @@ impl Zswap {
 
     /// Bytes of memory that the pools hold, in whole pages; metadata is not in it.
     pub fn pool_bytes(&self) -> u64 {
-        self.shards.any().pool_bytes()
+        self.shards.pages() * PAGE_SIZE as u64
     }
 
     /// Bytes of memory for metadata: what has to be known of every page. Grows with the most pages there ever were.
@@ -187,12 +186,15 @@ impl Zswap {
         Ok(all.counters(number))
     }
 
-    /// The compressed bytes of each of these groups and of everything below it, all at one moment; 0 for one that was
-    /// removed.
-    pub fn zswap_of(&self, groups: &[Group]) -> Vec<u64> {
-        let all = &mut self.shards.all();
-        let number_of = |all: &mut All<'_>, group| all.one().groups.find(group);
-        groups.iter().map(|&group| number_of(all, group).map_or(0, |number| all.counters(number).zswap)).collect()
+    /// The compressed bytes of each of these groups and of everything below it: says the shard, the place in `groups` and the
+    /// bytes that the group has in that shard, 0 if it was removed. Waits for nobody: a shard that somebody is in is left out.
+    pub fn zswap_of(&self, groups: &[Group], mut say: impl FnMut(usize, usize, u64)) {
+        for number in self.shards.numbers() {
+            let Some(state) = self.shards.try_shard(number) else { continue };
+            for (place, &group) in groups.iter().enumerate() {
+                say(number, place, state.groups.find(group).map_or(0, |group| state.groups.counters(group).zswap));
+            }
+        }
     }
 
     fn change_group(&self, group: Group, change: impl Fn(&mut State, u16)) -> Result<(), GroupError> {

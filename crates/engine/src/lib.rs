@@ -59,6 +59,7 @@ pub use folio::{FolioCounters, MAX_FOLIO_ORDER};
 pub use groups::{Group, GroupError, Home};
 pub use names::UnknownName;
 pub use policy::Policy;
+pub use shards::MAX_SHARDS;
 pub use slots::Slot;
 pub use swapfile::{HeapSwapFile, SwapFile};
 pub use zpool::{HeapSource, MAX_ZSPAGE_PAGES, PageRun, PageSource, Zpool};

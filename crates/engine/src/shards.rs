@@ -23,8 +23,8 @@ use crate::zswap::Config;
 use std::cell::Cell;
 use std::sync::Arc;
 
-/// Most shards. A power of two, as their number is, so that to find a slot's takes no division.
-pub(crate) const MAX_SHARDS: usize = 4;
+/// Most shards ([`Config::shards`]). A power of two, as their number is, so that to find a slot's takes no division.
+pub const MAX_SHARDS: usize = 4;
 
 const _: () = assert!(MAX_SHARDS.is_power_of_two());
 
@@ -61,7 +61,10 @@ impl Shared {
     }
 }
 
-pub(crate) struct Shards(Box<[Apart<Mutex<State>>]>);
+pub(crate) struct Shards {
+    each: Box<[Apart<Mutex<State>>]>,
+    shared: Arc<Shared>,
+}
 
 /// All shards, locked.
 pub(crate) struct All<'a>([Option<MutexGuard<'a, State>>; MAX_SHARDS]);
@@ -76,7 +79,13 @@ impl Shards {
         assert!(config.shards.is_power_of_two() && config.shards <= MAX_SHARDS, "{} shards", config.shards);
         let shared = Arc::new(Shared::new(config.shards));
         let state = |number| State::new(number, config.clone(), memory.clone(), shared.clone());
-        Shards((0..config.shards).map(|number| Apart(Mutex::new(state(number)))).collect())
+        let each = (0..config.shards).map(|number| Apart(Mutex::new(state(number)))).collect();
+        Shards { each, shared }
+    }
+
+    /// Pages of all pools. Takes no lock.
+    pub fn pages(&self) -> u64 {
+        self.shared.pages()
     }
 
     /// The shard of a slot.
@@ -86,9 +95,9 @@ impl Shards {
 
     /// A shard that this thread has to itself, if there is one: to store into, or to ask what is the same in all.
     pub fn any(&self) -> MutexGuard<'_, State> {
-        let (last, mask) = (LAST.with(Cell::get), self.0.len() - 1);
+        let (last, mask) = (LAST.with(Cell::get), self.each.len() - 1);
         for number in (last..=last + mask).map(|number| number & mask) {
-            if let Some(state) = self.0[number].0.try_lock() {
+            if let Some(state) = self.try_shard(number) {
                 LAST.with(|last| last.set(number));
                 return state;
             }
@@ -98,11 +107,16 @@ impl Shards {
 
     /// A shard by its number.
     pub fn shard(&self, number: usize) -> MutexGuard<'_, State> {
-        self.0[number].0.lock()
+        self.each[number].0.lock()
+    }
+
+    /// A shard by its number, if nobody is in it.
+    pub fn try_shard(&self, number: usize) -> Option<MutexGuard<'_, State>> {
+        self.each[number].0.try_lock()
     }
 
     pub fn numbers(&self) -> std::ops::Range<usize> {
-        0..self.0.len()
+        0..self.each.len()
     }
 
     /// Each shard, locked when it is its turn.
@@ -111,7 +125,7 @@ impl Shards {
     }
 
     pub fn all(&self) -> All<'_> {
-        All(std::array::from_fn(|number| (number < self.0.len()).then(|| self.shard(number))))
+        All(std::array::from_fn(|number| (number < self.each.len()).then(|| self.shard(number))))
     }
 }
 

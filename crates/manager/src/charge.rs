@@ -6,17 +6,23 @@
 //! 2. Limits change at any time; whoever looks sees the old or the new one.
 //! 3. No lock is taken by a fault: all figures are atomics.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, OnceLock};
+use std::thread::Thread;
 use std::time::Duration;
 
-use parking_lot::{Condvar, Mutex};
-use uzswap_engine::{Group, PAGE_SIZE};
+use uzswap_engine::{Group, MAX_SHARDS, PAGE_SIZE};
 use uzswap_vm::pager::{Account, Counters};
 
 use crate::control::{GroupId, Limit};
 
 const PAGE: i64 = PAGE_SIZE as i64;
+
+/// By how many bytes a group may have more than it was given before that is more than the inaccuracy of the kernel's figures.
+const UNSEEN: i64 = 256 << 10;
+
+/// The longest time without a look.
+pub const LONGEST_PAUSE: Duration = Duration::from_millis(100);
 
 /// Stands for no limit: half of all, so that sums do not overflow.
 const UNLIMITED: u64 = u64::MAX >> 1;
@@ -43,10 +49,14 @@ pub struct Charge {
     /// Its processes are stopped, whatever those above it say.
     pub frozen: AtomicBool,
     left: AtomicI64,
+    /// It has been measured to have more than it was given.
+    unseen: AtomicBool,
     /// Resident anonymous memory, last measured.
     pub anon: AtomicU64,
     /// The most it ever was.
     pub anon_peak: AtomicU64,
+    /// Compressed bytes in each of the engine's shards, last seen.
+    pub zswap: [AtomicU64; MAX_SHARDS],
     /// Anonymous memory and pool, last measured.
     pub current: AtomicU64,
     /// The most it ever was.
@@ -73,30 +83,22 @@ pub struct Events {
     pub oom_kill: AtomicU64,
 }
 
-/// Wakes the reclaimer.
+/// Wakes a thread that has work. Takes no lock: who rings must not wait for who listens.
 #[derive(Debug, Default)]
-pub struct Bell {
-    wanted: Mutex<bool>,
-    rung: Condvar,
-}
+pub struct Bell(OnceLock<Thread>);
 
 impl Bell {
-    /// Wakes whoever waits for work.
+    /// Wakes the thread that listens, or will: once, however often this is called before it is awake.
     pub fn ring(&self) {
-        let mut wanted = self.wanted.lock();
-        if !*wanted {
-            *wanted = true;
-            self.rung.notify_one();
+        if let Some(listener) = self.0.get() {
+            listener.unpark();
         }
     }
 
-    /// Waits until memory is wanted, `patience` at most.
+    /// Waits until the bell is rung, `patience` at most; sometimes shorter. Always the same thread listens.
     pub fn wait(&self, patience: Duration) {
-        let mut wanted = self.wanted.lock();
-        if !*wanted {
-            self.rung.wait_for(&mut wanted, patience);
-        }
-        *wanted = false;
+        self.0.get_or_init(std::thread::current);
+        std::thread::park_timeout(patience);
     }
 }
 
@@ -131,8 +133,10 @@ impl Charge {
             writeback: AtomicBool::new(true),
             frozen: AtomicBool::default(),
             left: AtomicI64::new(UNLIMITED as i64),
+            unseen: AtomicBool::default(),
             anon: AtomicU64::default(),
             anon_peak: AtomicU64::default(),
+            zswap: Default::default(),
             current: AtomicU64::default(),
             peak: AtomicU64::default(),
             counters: Counters::default(),
@@ -193,7 +197,20 @@ impl Charge {
         self.anon_peak.fetch_max(anon, Relaxed);
         self.current.store(current, Relaxed);
         self.peak.fetch_max(current, Relaxed);
-        self.left.store(self.max() as i64 - current as i64, Relaxed);
+        let left = self.max() as i64 - current as i64;
+        if self.left.swap(left, Relaxed) - left > UNSEEN {
+            self.unseen.store(true, Relaxed);
+        }
+    }
+
+    /// Whether it was measured to have clearly more than it was given.
+    pub fn has_grown_unseen(&self) -> bool {
+        self.unseen.load(Relaxed)
+    }
+
+    /// Forgets that it had more than it was given.
+    pub fn forget_unseen(&self) {
+        self.unseen.store(false, Relaxed);
     }
 
     /// Takes so many bytes if so much is left. Wakes reclaim when little is.
@@ -225,12 +242,36 @@ impl Charge {
         self.current.load(Relaxed) > self.watch_from()
     }
 
+    /// Whether the group is past its limit.
+    pub fn is_above_max(&self) -> bool {
+        self.current.load(Relaxed) > self.max()
+    }
+
+    /// Whether what is touched until the next look could be too much.
+    pub fn is_at_brink(&self) -> bool {
+        self.has_used_of_margin(1)
+    }
+
+    /// Whether what is touched until the next look will be too much.
+    pub fn is_past_brink(&self) -> bool {
+        self.has_used_of_margin(2)
+    }
+
+    /// Whether so many quarters of what is between the mark where reclaim begins and the limit are used up.
+    fn has_used_of_margin(&self, quarters: u64) -> bool {
+        let soft = self.soft();
+        self.current.load(Relaxed) > soft + (self.max() - soft) / 4 * quarters
+    }
+
     /// How long nothing can happen that must be seen: memory is not touched faster than this.
     pub fn pause(&self) -> Duration {
         const BYTES_PER_MILLISECOND: u64 = 4 << 20;
-        const NEAR: u64 = 2;
-        let room = self.watch_from().saturating_sub(self.current.load(Relaxed));
-        Duration::from_millis((room / BYTES_PER_MILLISECOND).clamp(NEAR, 100))
+        let current = self.current.load(Relaxed);
+        let until = |bytes: u64| Duration::from_micros(bytes.saturating_sub(current) * 1000 / BYTES_PER_MILLISECOND);
+        // Unwatched until the first mark; from there on, what was mapped since the last look.
+        let unwatched = until(self.watch_from()).max(Duration::from_millis(2));
+        let left = (until(self.max()) / 2).max(Duration::from_micros(250));
+        unwatched.min(left).min(LONGEST_PAUSE)
     }
 }
 

@@ -225,6 +225,8 @@ impl Daemon {
         }
         let (looks, stop) = (watch.clone(), self.stop.clone());
         thread("watch").spawn(move || looks.run(&stop))?;
+        let (looks, stop) = (watch.clone(), self.stop.clone());
+        thread("register").spawn(move || looks.register(&stop))?;
         let (pager, stop) = (self.pager.clone(), self.stop.clone());
         thread("reap").spawn(move || {
             while !stop.load(Relaxed) {

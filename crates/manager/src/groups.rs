@@ -1,12 +1,13 @@
 //! The tree of groups: their names, their accounts, and what protects one from the need of another.
 //!
 //! 1. A group is a number, a name below its parent, an account (`charge`), and a group of the engine's. All groups are in one
-//!    map; after its lock only those of the engine are taken.
+//!    map; after its lock only those of the engine are taken. The thread that looks must not be late, and finds the accounts
+//!    without that lock.
 //! 2. A group is removed only when it has no children and no processes. What the engine has stored for it goes to its
 //!    parent, and so do its counts.
 //! 3. A process that has no session yet belongs to the group of the process that it came from.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
@@ -15,7 +16,7 @@ use parking_lot::RwLock;
 use uzswap_engine::{Group, Zswap};
 use uzswap_vm::pager::Counters;
 
-use crate::charge::{Bell, Charge};
+use crate::charge::{Bell, Charge, LONGEST_PAUSE};
 use crate::control::{Error, GroupId, Limit};
 
 /// All groups.
@@ -23,7 +24,11 @@ pub struct Groups {
     engine: Arc<Zswap>,
     /// Wakes the reclaimer.
     pub bell: Arc<Bell>,
+    /// Wakes the thread that looks: something else is to be seen from now on.
+    pub watch_bell: Bell,
     tree: RwLock<Tree>,
+    /// The accounts in the tree, for those who must not wait: written only to be replaced.
+    charges: RwLock<Arc<[Arc<Charge>]>>,
 }
 
 #[derive(Debug, Default)]
@@ -52,8 +57,10 @@ impl Groups {
     /// The root alone.
     pub fn new(engine: Arc<Zswap>, bell: Arc<Bell>) -> Groups {
         let root = Arc::new(Charge::new(ROOT, Group::ROOT, None, bell.clone()));
+        let charges = RwLock::new(Arc::from([root.clone()]));
         let node = Node { name: String::new(), children: BTreeMap::new(), charge: root };
-        Groups { engine, bell, tree: RwLock::new(Tree { next: 1, nodes: BTreeMap::from([(ROOT, node)]) }) }
+        let tree = RwLock::new(Tree { next: 1, nodes: BTreeMap::from([(ROOT, node)]) });
+        Groups { engine, bell, watch_bell: Bell::default(), tree, charges }
     }
 
     /// The account of a group.
@@ -74,8 +81,14 @@ impl Groups {
     }
 
     /// All accounts, parents before their children.
-    pub fn all(&self) -> Vec<Arc<Charge>> {
-        self.tree.read().nodes.values().map(|node| node.charge.clone()).collect()
+    pub fn all(&self) -> Arc<[Arc<Charge>]> {
+        self.charges.read_recursive().clone()
+    }
+
+    /// To be called whenever the tree has changed.
+    fn set_all(&self, tree: &Tree) {
+        let charges = tree.nodes.values().map(|node| node.charge.clone()).collect();
+        *self.charges.write() = charges;
     }
 
     /// The child of that name.
@@ -114,6 +127,7 @@ impl Groups {
         above.children.insert(name.to_owned(), id);
         let charge = Arc::new(Charge::new(id, group, Some(above.charge.clone()), self.bell.clone()));
         tree.nodes.insert(id, Node { name: name.to_owned(), children: BTreeMap::new(), charge });
+        self.set_all(tree);
         Ok(id)
     }
 
@@ -134,6 +148,7 @@ impl Groups {
         for counter in EVERY_COUNTER {
             counter(&parent.counters).fetch_add(counter(&charge.counters).load(Relaxed), Relaxed);
         }
+        self.set_all(tree);
         Ok(())
     }
 
@@ -145,29 +160,31 @@ impl Groups {
     }
 
     /// Enters what was measured: resident bytes of processes, by the group each is in.
-    pub fn measured(&self, processes: impl Iterator<Item = (GroupId, u64)>) {
-        let tree = self.tree.read();
-        let mut anon: BTreeMap<GroupId, u64> = tree.nodes.keys().map(|id| (*id, 0)).collect();
-        for (id, bytes) in processes {
-            if let Some(node) = tree.nodes.get(&id) {
-                node.charge.path().for_each(|charge| *anon.entry(charge.id).or_default() += bytes);
-            }
+    pub fn measured(&self, processes: impl Iterator<Item = (Arc<Charge>, u64)>) {
+        let mut anon: HashMap<GroupId, u64> = HashMap::new();
+        for (charge, bytes) in processes {
+            charge.path().for_each(|charge| *anon.entry(charge.id).or_default() += bytes);
         }
+        let charges = self.all();
         // The root pays for the pool as it is, the others for what of theirs is in it.
-        let below: Vec<&Arc<Charge>> = tree.nodes.values().map(|node| &node.charge).skip(1).collect();
+        let (root, below) = charges.split_first().expect("the root is always there");
+        root.measured(anon.get(&ROOT).copied().unwrap_or(0), self.engine.pool_bytes());
+        if below.is_empty() {
+            return;
+        }
         let groups: Vec<Group> = below.iter().map(|charge| charge.group).collect();
-        let zswap = if groups.is_empty() { Vec::new() } else { self.engine.zswap_of(&groups) };
-        tree.nodes[&ROOT].charge.measured(anon[&ROOT], self.engine.pool_bytes());
-        for (charge, zswap) in below.into_iter().zip(zswap) {
-            charge.measured(anon[&charge.id], zswap);
+        self.engine.zswap_of(&groups, |shard, place, bytes| below[place].zswap[shard].store(bytes, Relaxed));
+        for charge in below {
+            let zswap = charge.zswap.iter().map(|bytes| bytes.load(Relaxed)).sum();
+            charge.measured(anon.get(&charge.id).copied().unwrap_or(0), zswap);
         }
     }
 
     /// How long nothing can happen in any group that must be seen.
     pub fn pause(&self) -> Duration {
-        let tree = self.tree.read();
-        let pauses = tree.nodes.values().map(|node| node.charge.pause());
-        pauses.min().expect("the root is always there")
+        let charges = self.all();
+        let pauses = charges.iter().filter(|charge| charge.current.load(Relaxed) > 0).map(|charge| charge.pause());
+        pauses.min().unwrap_or(LONGEST_PAUSE)
     }
 
     /// How much of a group's charge is protected by `limit` (`Low` or `Min`) when `target`, which is above it, is
@@ -242,7 +259,7 @@ mod tests {
         let page = std::array::from_fn(|i| (i / 7 % 50) as u8);
         groups.engine.swap_out(&page, Home { group: charge.group, node: 0 }).expect("room");
         charge.counters.pgsteal.fetch_add(3, Relaxed);
-        groups.measured([(below, 4096), (ROOT, 8192)].into_iter());
+        groups.measured([(charge.clone(), 4096), (groups.root(), 8192)].into_iter());
         let current = |id| groups.get(id).expect("there").current.load(Relaxed);
         let zswap = groups.engine.counters().root.zswap;
         assert!((100..2000).contains(&zswap), "{zswap}");

@@ -13,6 +13,7 @@ mod machine;
 
 mod sessions;
 
+mod brake;
 mod charge;
 mod groups;
 mod pressure;

@@ -128,6 +128,7 @@ impl Machine for JobMachine {
             _ => {}
         }
         charge.set_limit(limit, bytes);
+        self.groups.watch_bell.ring();
         Ok(())
     }
 
@@ -195,7 +196,7 @@ impl Machine for JobMachine {
         let charge = self.charge(group)?;
         let (mut reclaimed, mut failures) = (0, 0);
         while reclaimed < bytes && failures < MOST_FAILURES {
-            let sessions = self.watch.look();
+            let sessions = self.watch.measure();
             for (session, _) in sessions.iter().filter(|(session, _)| session.charge().is_below(group)) {
                 // An error is that of a process that is going away.
                 let _ = self.pager.refresh(&session.space);
@@ -208,13 +209,13 @@ impl Machine for JobMachine {
             failures = if freed == 0 { failures + 1 } else { 0 };
             reclaimed += freed;
         }
-        self.watch.look();
+        self.watch.measure();
         Ok(reclaimed >= bytes)
     }
 
     fn figures(&self, group: GroupId) -> Result<Figures, Error> {
         let charge = self.charge(group)?;
-        self.watch.look();
+        self.watch.measure();
         let engine = self.engine.group_counters(charge.group).map_err(|_| Error::Gone)?;
         let counted = |counter: fn(&pager::Counters) -> &AtomicU64| self.groups.counted(group, counter);
         let event = |event: fn(&Events) -> &AtomicU64| Some(event(&charge.events).load(Relaxed));

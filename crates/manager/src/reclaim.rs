@@ -72,7 +72,7 @@ impl Reclaimer {
     /// Works until told to stop.
     pub fn run(mut self) {
         while !self.stop.load(Relaxed) {
-            let sessions = self.watch.look();
+            let sessions = self.watch.measure();
             let more = self.reclaim(&sessions);
             // Memory may have become free without reclaim.
             self.let_waiting_try();
@@ -100,7 +100,8 @@ impl Reclaimer {
     /// One step in one group; tells whether it has freed anything.
     fn reclaim_from(&mut self, charge: &Charge, sessions: Sizes<'_>, shrinking: bool) -> bool {
         let wanted = charge.excess().max(0) as u64;
-        let waiting = self.anybody_waits(charge);
+        // Who is past the limit may be held, and waits for that reason.
+        let waiting = charge.is_above_max() || self.anybody_waits(charge);
         let pages = (wanted as usize / PAGE_SIZE).max(*STEP_PAGES.start());
         let freed = match wanted {
             0 => 0,
@@ -225,14 +226,14 @@ impl Taker {
             }
             // An error is that of a process that is going away.
             let _ = self.pager.evict(&session.space, want);
-            let keep = if hurry { 0 } else { staging_pages(charge) };
+            let keep = if hurry { 0 } else { staging_pages(charge) / sessions.len() };
             freed += self.pager.store_staged(&session.space, keep).map_or(0, |progress| progress.stored);
         }
         freed
     }
 }
 
-/// Pages that may wait in the staging area, for their second chance. The more, the better is known what is cold; but
+/// Pages that may wait in the staging areas of a group, for their second chance. The more, the better is known what is cold; but
 /// they are resident all the same.
 fn staging_pages(charge: &Charge) -> usize {
     (charge.max() / 8 / PAGE_SIZE as u64).clamp(64, 3072) as usize

@@ -18,7 +18,8 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
-use parking_lot::{Mutex, RwLock};
+use parking_lot::RwLock;
+use uzswap_engine::PAGE_SIZE;
 use uzswap_proto::{Advise, GREETING_WORDS, Hello, Job, greeting, kind, step};
 use uzswap_vm::pager::Pager;
 use uzswap_vm::range::Range;
@@ -50,6 +51,8 @@ pub struct Session {
     charge: RwLock<Arc<Charge>>,
     worker_pid: i32,
     statm: File,
+    /// Its resident anonymous pages when it joined.
+    first_pages: u64,
 }
 
 impl Session {
@@ -67,12 +70,12 @@ impl Session {
 
     /// Resident anonymous pages; 0 once the process is gone.
     pub fn anon_pages(&self) -> u64 {
-        let mut text = [0; 128];
-        let len = self.statm.read_at(&mut text, 0).unwrap_or(0);
-        let text = String::from_utf8_lossy(&text[..len]);
-        let mut fields = text.split_ascii_whitespace().skip(1).map(|field| field.parse::<u64>().unwrap_or(0));
-        let (resident, shared) = (fields.next().unwrap_or(0), fields.next().unwrap_or(0));
-        resident.saturating_sub(shared)
+        anon_pages(&self.statm)
+    }
+
+    /// Resident bytes that it had from its parent when it joined.
+    pub fn inherited(&self) -> u64 {
+        if self.forked { self.first_pages * PAGE_SIZE as u64 } else { 0 }
     }
 
     /// Anonymous pages with those shared with other processes counted in part. Costs a walk over the whole memory.
@@ -129,7 +132,7 @@ pub struct Sessions {
     device: Option<File>,
     pager: Arc<Pager>,
     groups: Arc<Groups>,
-    list: Mutex<List>,
+    list: RwLock<List>,
 }
 
 #[derive(Debug, Default)]
@@ -145,23 +148,24 @@ impl Sessions {
     pub fn new(job: Job, agent: &Path, pager: Arc<Pager>, groups: Arc<Groups>) -> Sessions {
         // Handed to workers, so that a process that changed user can still open a userfaultfd.
         let device = File::options().read(true).write(true).open("/dev/userfaultfd").ok();
-        let (greeting, list) = (greeting(agent.as_os_str().as_bytes()), Mutex::default());
+        let (greeting, list) = (greeting(agent.as_os_str().as_bytes()), RwLock::default());
         Sessions { job, greeting, device, pager, groups, list }
     }
 
     /// Every session.
     pub fn all(&self) -> Vec<Arc<Session>> {
-        self.list.lock().by_pid.values().cloned().collect()
+        // Called by a thread that must not wait for a writer who waits for another reader.
+        self.list.read_recursive().by_pid.values().cloned().collect()
     }
 
     /// Whether process `pid` is under management.
     pub fn has(&self, pid: i32) -> bool {
-        self.list.lock().by_pid.contains_key(&pid)
+        self.list.read().by_pid.contains_key(&pid)
     }
 
     /// The session whose memory is `space`.
     pub fn of_space(&self, space: u64) -> Option<Arc<Session>> {
-        self.list.lock().by_pid.values().find(|session| session.space.id == space).cloned()
+        self.list.read().by_pid.values().find(|session| session.space.id == space).cloned()
     }
 
     /// Greets a new connection.
@@ -192,7 +196,7 @@ impl Sessions {
             return self.hello(link, peer, hello, received.descriptors);
         }
         if let Some(advise) = Advise::decode(&received.words).filter(|advise| advise.token == self.job.token) {
-            let session = self.list.lock().by_pid.get(&peer).cloned();
+            let session = self.list.read().by_pid.get(&peer).cloned();
             return session.map_or(Call::Over, |session| Call::Asked(link, session, advise));
         }
         match received.words[..] {
@@ -239,7 +243,7 @@ impl Sessions {
             Ok(space) => space,
             Err(error) => return Call::Unmanaged(pid, error.to_string()),
         };
-        let mut list = self.list.lock();
+        let mut list = self.list.write();
         // It may have been moved since it was asked whose heir it is.
         let moved = list.moved.remove(&pid).map(|(_, charge)| charge);
         let before = list.by_pid.get(&pid).filter(|session| !session.pidfd.has_ended()).map(|session| session.charge());
@@ -247,12 +251,14 @@ impl Sessions {
         list.next += 1;
         space.charge_to(charge.clone());
         let charge = RwLock::new(charge);
-        let session = Arc::new(Session { id: list.next, pid, pidfd, space, forked, charge, worker_pid, statm });
+        let (id, first_pages) = (list.next, anon_pages(&statm));
+        let session = Arc::new(Session { id, pid, pidfd, space, forked, charge, worker_pid, statm, first_pages });
         let old = list.by_pid.insert(pid, session.clone());
         drop(list);
         if session.charge().path().any(|charge| charge.frozen.load(Relaxed)) {
             session.stop_or_go_on();
         }
+        self.groups.watch_bell.ring();
         self.pager.let_run(&session.space);
         if let Some(old) = old {
             self.pager.dismiss(&old.space);
@@ -262,7 +268,7 @@ impl Sessions {
 
     /// The account of a process that has no session yet, or whose program has executed another.
     fn heir_of(&self, pid: i32) -> Arc<Charge> {
-        let list = self.list.lock();
+        let list = self.list.read();
         let ancestors = std::iter::successors(Some(pid), |pid| Some(Kinship::of(*pid)?.parent)).take(MOST_ANCESTORS);
         let family = Kinship::of(pid).map(|kin| [kin.group, kin.session]).into_iter().flatten();
         let known = ancestors.chain(family).find_map(|pid| {
@@ -275,15 +281,15 @@ impl Sessions {
 
     /// The living processes that were moved to a group and have no session yet.
     pub fn moved_to(&self, group: GroupId) -> Vec<i32> {
-        let mut list = self.list.lock();
-        list.moved.retain(|_, (pidfd, _)| !pidfd.has_ended());
-        list.moved.iter().filter(|(_, (_, charge))| charge.id == group).map(|(pid, _)| *pid).collect()
+        let list = self.list.read();
+        let moved = list.moved.iter().filter(|(_, (pidfd, charge))| charge.id == group && !pidfd.has_ended());
+        moved.map(|(pid, _)| *pid).collect()
     }
 
     /// Moves a process of the job, which descends from `front`, to another group: from now on that pays. False if there is no
     /// such process.
     pub fn move_process(&self, pid: i32, front: i32, charge: &Arc<Charge>) -> bool {
-        let mut list = self.list.lock();
+        let mut list = self.list.write();
         let Some(session) = list.by_pid.get(&pid) else {
             let mut ancestors = std::iter::successors(Some(pid), |pid| Some(Kinship::of(*pid)?.parent)).skip(1);
             let pidfd = PidFd::open(pid).ok().filter(|_| ancestors.any(|ancestor| ancestor == front));
@@ -292,6 +298,7 @@ impl Sessions {
             return known;
         };
         let before = std::mem::replace(&mut *session.charge.write(), charge.clone());
+        self.groups.watch_bell.ring();
         session.space.charge_to(charge.clone());
         let frozen = |charge: &Charge| charge.path().any(|charge| charge.frozen.load(Relaxed));
         if frozen(&before) != frozen(charge) {
@@ -306,17 +313,30 @@ impl Sessions {
         for session in ended {
             self.end(&session);
         }
+        self.list.write().moved.retain(|_, (pidfd, _)| !pidfd.has_ended());
     }
 
     /// Ends a session.
     pub fn end(&self, session: &Session) {
-        let mut list = self.list.lock();
+        let mut list = self.list.write();
         if list.by_pid.get(&session.pid).is_some_and(|current| current.id == session.id) {
             list.by_pid.remove(&session.pid);
+            // It executes another program, which is in the same group when it joins, if it does.
+            let lives = PidFd::open(session.pid).ok().filter(|_| !session.pidfd.has_ended());
+            list.moved.extend(lives.map(|pidfd| (session.pid, (pidfd, session.charge()))));
         }
         drop(list);
         self.pager.dismiss(&session.space);
     }
+}
+
+fn anon_pages(statm: &File) -> u64 {
+    let mut text = [0; 128];
+    let len = statm.read_at(&mut text, 0).unwrap_or(0);
+    let text = String::from_utf8_lossy(&text[..len]);
+    let mut fields = text.split_ascii_whitespace().skip(1).map(|field| field.parse::<u64>().unwrap_or(0));
+    let (resident, shared) = (fields.next().unwrap_or(0), fields.next().unwrap_or(0));
+    resident.saturating_sub(shared)
 }
 
 /// The range that a program named, made of whole pages.

@@ -1,8 +1,9 @@
 //! Seeing memory grow.
 //!
 //! What programs touch is seen page by page where their mappings are registered, and only there. So they are, when the
-//! limit is near; far from it a job costs nothing, and its processes are measured from time to time. A thread looks at
-//! them that does nothing else: whatever is mapped grows unseen until the next look.
+//! limit is near; far from it a job costs nothing, and its processes are measured from time to time. Whatever is mapped
+//! anew grows unseen until the next look and its registration. So one thread looks, puts on the brake if need be, and
+//! waits for nobody; another registers, which takes the locks of address spaces.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -14,37 +15,44 @@ use uzswap_engine::PAGE_SIZE;
 use uzswap_vm::pager::Pager;
 use uzswap_vm::sys::thread;
 
-use crate::charge::Charge;
+use crate::brake::Brake;
+use crate::charge::{Bell, Charge};
 use crate::groups::Groups;
 use crate::sessions::{Session, Sessions};
 
 /// The part of time that may be spent on measuring the memory of forked processes page by page: one in so many.
-const PROPORTION_SHARE: u32 = 20;
+const SHARED_SHARE: u32 = 20;
 
-/// The part of time that may be spent on looking: one in so many.
+/// How soon a process is measured page by page.
+const FIRST_MEASURED: Duration = Duration::from_millis(20);
+
+/// The part of a processor that may be spent on looking, and where a limit is very near: one in so many.
 const LOOKING_SHARE: u32 = 8;
+const LOOKING_SHARE_AT_BRINK: u32 = 4;
+
+/// Processes with their resident anonymous bytes, largest first.
+pub type Sizes = Vec<(Arc<Session>, u64)>;
 
 /// Measures the processes of all groups.
 pub struct Watch {
     pager: Arc<Pager>,
     sessions: Arc<Sessions>,
     groups: Arc<Groups>,
-    known: Mutex<Known>,
+    /// How many bytes of a forked process are others' share, and when to look again. Never held while that is measured.
+    shared: Mutex<HashMap<u64, (u64, Instant)>>,
+    /// Whose mappings are to be registered.
+    due: Mutex<Vec<Arc<Session>>>,
+    bell: Bell,
 }
 
-/// What the last looks have shown of each session.
+/// The anonymous bytes of each session when its mappings were last to be registered.
 #[derive(Default)]
-struct Known {
-    /// What part of a forked process's pages is its own, and when to look again.
-    proportions: HashMap<u64, (f64, Instant)>,
-    /// Its anonymous bytes when its mappings were last registered.
-    registered: HashMap<u64, (u64, Instant)>,
-}
+struct Registered(HashMap<u64, (u64, Instant)>);
 
 impl Watch {
     /// Enters what it measures into the accounts of `groups`.
     pub fn new(pager: Arc<Pager>, sessions: Arc<Sessions>, groups: Arc<Groups>) -> Watch {
-        Watch { pager, sessions, groups, known: Mutex::default() }
+        Watch { pager, sessions, groups, shared: Mutex::default(), due: Mutex::default(), bell: Bell::default() }
     }
 
     /// Looks until told to stop.
@@ -52,77 +60,116 @@ impl Watch {
         // Otherwise a look may come many milliseconds late, where there is more to run than processors. The threads that do
         // the work are ordinary ones: they would only take the processors from the programs that wait for them.
         let _ = thread::ask_for_promptness();
+        let (mut registered, mut brake) = (Registered::default(), Brake::default());
         while !stop.load(Relaxed) {
-            let start = Instant::now();
-            self.look();
+            let start = thread::processor_time();
+            let sessions = self.measure();
+            let looked = thread::processor_time();
+            brake.adjust(&sessions);
+            let braked = thread::processor_time();
+            for (session, bytes) in &sessions {
+                let near = session.charge().path().any(Charge::is_near);
+                if near && registered.is_due(session, *bytes) && self.have_registered(session) {
+                    registered.note(session, *bytes);
+                }
+            }
+            registered.forget_but(&sessions);
             let charges = self.groups.all();
             if charges.iter().any(|charge| charge.excess() > 0) {
                 self.groups.bell.ring();
             }
-            std::thread::sleep(self.groups.pause().max(start.elapsed() * (LOOKING_SHARE - 1)));
+            let at_brink = charges.iter().any(|charge| charge.is_at_brink());
+            let share = if at_brink { LOOKING_SHARE_AT_BRINK } else { LOOKING_SHARE };
+            let looking = looked - start + (thread::processor_time() - braked);
+            self.groups.watch_bell.wait(self.groups.pause().max(looking * (share - 1)).max((braked - looked) / 2));
         }
     }
 
-    /// Measures every process, and registers what those have mapped that are near a limit. Gives the processes with
-    /// their resident anonymous bytes, largest first.
-    pub fn look(&self) -> Vec<(Arc<Session>, u64)> {
-        let mut known = self.known.lock();
-        let sessions = self.sessions.all();
-        let families = sessions.iter().any(|session| session.forked);
-        let mut measured = Vec::with_capacity(sessions.len());
-        let mut sized: Vec<(Arc<Session>, u64)> = Vec::with_capacity(sessions.len());
-        for session in sessions {
-            let bytes = session.anon_pages() * PAGE_SIZE as u64;
-            // Pages that a fork left shared are resident once, however many processes map them.
-            let own = if families { (bytes as f64 * known.proportion(&session)) as u64 } else { bytes };
-            measured.push((session.charge().id, own));
-            sized.push((session, bytes));
+    /// Has the mappings of a process registered, unless one would have to wait to say so.
+    fn have_registered(&self, session: &Arc<Session>) -> bool {
+        let Some(mut due) = self.due.try_lock() else { return false };
+        if due.iter().all(|other| other.id != session.id) {
+            due.push(session.clone());
         }
-        self.groups.measured(measured.into_iter());
-        sized.sort_by_key(|(_, bytes)| std::cmp::Reverse(*bytes));
-        for (session, bytes) in &sized {
-            if session.charge().path().any(Charge::is_near) && known.register(session, *bytes) {
+        drop(due);
+        self.bell.ring();
+        true
+    }
+
+    /// Registers what those have mapped who are near a limit, until told to stop.
+    pub fn register(&self, stop: &AtomicBool) {
+        let _ = thread::ask_for_short_slices();
+        while !stop.load(Relaxed) {
+            let due = std::mem::take(&mut *self.due.lock());
+            for session in &due {
                 // Fails only for a process that is going away.
                 let _ = self.pager.refresh(&session.space);
             }
+            if due.is_empty() {
+                self.bell.wait(Duration::from_millis(100));
+            }
         }
-        known.forget_but(&sized);
+    }
+
+    /// Measures every process, and enters it into the accounts.
+    pub fn measure(&self) -> Sizes {
+        let sessions = self.sessions.all();
+        let (processes, families) = (sessions.len(), sessions.iter().any(|session| session.forked));
+        let mut measured = Vec::with_capacity(processes);
+        let mut sized: Sizes = Vec::with_capacity(processes);
+        for session in sessions {
+            let bytes = session.anon_pages() * PAGE_SIZE as u64;
+            // Pages that a fork left shared are resident once, however many processes map them.
+            let own = if families { bytes.saturating_sub(self.shared(&session, processes)) } else { bytes };
+            measured.push((session.charge(), own));
+            sized.push((session, bytes));
+        }
+        self.groups.measured(measured.into_iter());
+        let live = |id: &u64| sized.iter().any(|(session, _)| session.id == *id);
+        if families {
+            self.shared.lock().retain(|id, _| live(id));
+        }
+        sized.sort_by_key(|(_, bytes)| std::cmp::Reverse(*bytes));
         sized
+    }
+
+    /// How many bytes of a process, one of so many, are the share of others who have them, too. What it has come to have since
+    /// that was measured is its own.
+    fn shared(&self, session: &Session, processes: usize) -> u64 {
+        let now = Instant::now();
+        let known = self.shared.lock().get(&session.id).copied();
+        match known {
+            Some((shared, due)) if now < due => return shared,
+            // At first all is its parent's.
+            None => {
+                let first = session.inherited();
+                self.shared.lock().insert(session.id, (first, now + FIRST_MEASURED));
+                return first;
+            }
+            _ => {}
+        }
+        let own = session.proportional_pages();
+        let shared = own.map_or(0, |own| session.anon_pages().saturating_sub(own)) * PAGE_SIZE as u64;
+        let due = now + now.elapsed() * SHARED_SHARE * processes as u32;
+        self.shared.lock().insert(session.id, (shared, due));
+        shared
     }
 }
 
-impl Known {
-    /// What part of the pages of a process is its own.
-    fn proportion(&mut self, session: &Session) -> f64 {
-        if let Some((proportion, due)) = self.proportions.get(&session.id)
-            && Instant::now() < *due
-        {
-            return *proportion;
-        }
-        let start = Instant::now();
-        let all = session.anon_pages().max(1);
-        let own = session.proportional_pages().unwrap_or(all);
-        let proportion = (own as f64 / all as f64).min(1.0);
-        let due = Instant::now() + start.elapsed() * PROPORTION_SHARE;
-        self.proportions.insert(session.id, (proportion, due));
-        proportion
-    }
-
+impl Registered {
     /// Whether the mappings of a process are to be registered: it has changed by much, or time has passed.
-    fn register(&mut self, session: &Session, bytes: u64) -> bool {
+    fn is_due(&self, session: &Session, bytes: u64) -> bool {
         const GROWN: u64 = 256 << 10;
         const STALE: Duration = Duration::from_millis(50);
-        let last = self.registered.get(&session.id);
-        let due = last.is_none_or(|(then, at)| bytes.abs_diff(*then) >= GROWN || at.elapsed() >= STALE);
-        if due {
-            self.registered.insert(session.id, (bytes, Instant::now()));
-        }
-        due
+        let last = self.0.get(&session.id);
+        last.is_none_or(|(then, at)| bytes.abs_diff(*then) >= GROWN || at.elapsed() >= STALE)
     }
 
-    fn forget_but(&mut self, sessions: &[(Arc<Session>, u64)]) {
-        let live = |id: &u64| sessions.iter().any(|(session, _)| session.id == *id);
-        self.proportions.retain(|id, _| live(id));
-        self.registered.retain(|id, _| live(id));
+    fn note(&mut self, session: &Session, bytes: u64) {
+        self.0.insert(session.id, (bytes, Instant::now()));
+    }
+
+    fn forget_but(&mut self, sessions: &Sizes) {
+        self.0.retain(|id, _| sessions.iter().any(|(session, _)| session.id == *id));
     }
 }

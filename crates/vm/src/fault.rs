@@ -247,6 +247,10 @@ impl Pager {
 
     /// Gives a staged page back: it is copied, and its copy in the staging area is discarded in its turn.
     fn rescue(&self, space: &Space, state: &mut State, page: u64, sequence: u32) -> Answer {
+        // Until that has been discarded the page is there twice.
+        if !space.account().admit(1) {
+            return Answer::NoRoom;
+        }
         let mut data = [0; PAGE_SIZE];
         let worker = state.worker.clone();
         if worker.is_none_or(|worker| read_pages(&worker, &[sequence], &mut data).is_err()) {

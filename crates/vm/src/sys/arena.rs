@@ -27,7 +27,7 @@ const _: () = assert!(MAX_ZSPAGE_PAGES.is_power_of_two());
 const MAX_RANGE: usize = 1 << (45 - PAGE_SIZE.ilog2());
 
 /// Free pages that keep their memory, at most.
-const WARM: usize = 512;
+const WARM: usize = 128;
 
 /// The pool's memory.
 #[derive(Debug)]

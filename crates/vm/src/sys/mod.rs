@@ -12,6 +12,7 @@ pub mod link;
 pub mod memory;
 pub mod pressure;
 pub mod process;
+pub mod ptrace;
 pub mod thread;
 pub mod uffd;
 

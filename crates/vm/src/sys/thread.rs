@@ -6,6 +6,7 @@
 #![allow(unsafe_code)]
 
 use std::io;
+use std::time::Duration;
 
 /// `struct sched_attr` of linux/sched/types.h, in its first published size.
 #[repr(C)]
@@ -33,9 +34,17 @@ pub fn ask_for_promptness() -> io::Result<()> {
     super::check(result as libc::c_int).map(drop).or_else(|_| ask_for_short_slices())
 }
 
+/// What the calling thread has had of the processors.
+pub fn processor_time() -> Duration {
+    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: the structure is ours. This clock is always there.
+    unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &raw mut time) };
+    Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
+}
+
 /// Asks for time slices of 0.1 ms for the calling thread. The scheduler (EEVDF, from Linux 6.12 on) runs a thread with shorter
 /// slices the sooner after it wakes, and not the more: the thread's share of the processors stays what it was.
-fn ask_for_short_slices() -> io::Result<()> {
+pub fn ask_for_short_slices() -> io::Result<()> {
     let mut attr = SchedAttr { size: size_of::<SchedAttr>() as u32, ..SchedAttr::default() };
     // SAFETY: the structure lives on this stack and says how long it is; thread 0 is the caller.
     let result = unsafe {
