@@ -17,6 +17,7 @@ import workloads
 import behaviour        # noqa: F401 (registers its tests)
 import control          # noqa: F401
 import limits           # noqa: F401
+import controlfs        # noqa: F401
 import failures         # noqa: F401
 
 
@@ -77,6 +78,8 @@ def run_tests(context: suite.Context, selected) -> list[suite.Result]:
         except Exception as error:      # a broken test fails, and the others still run
             results.append(suite.Result(test.name, False, f"{type(error).__name__}: {error}"))
             show(results[-1], time.monotonic() - start)
+        finally:
+            context.end_jobs()
     return results
 
 

@@ -58,6 +58,7 @@ class Context:
         self.root = Path(tempfile.mkdtemp(prefix="uz-tests-", dir="/var/tmp"))
         self.root.chmod(0o755)
         self.counter = 0
+        self.jobs: list[harness.Job] = []
 
     def close(self) -> None:
         shutil.rmtree(self.root, ignore_errors=True)
@@ -86,7 +87,16 @@ class Context:
         return [str(part) for part in (*front, *argv)]
 
     def start(self, argv, *options, directory: Path | None = None, **settings) -> harness.Job:
-        return harness.Job(self.command(argv, *options), directory or self.directory(), uzswap=self.uzswap, **settings)
+        job = harness.Job(self.command(argv, *options), directory or self.directory(), uzswap=self.uzswap, **settings)
+        self.jobs.append(job)
+        return job
+
+    def end_jobs(self) -> None:
+        """Ends what a broken test has left running."""
+        for job in self.jobs:
+            if job.process.returncode is None:
+                job.kill()
+        self.jobs.clear()
 
     def run(self, argv, *options, timeout: float, sample: bool = False, **settings) -> harness.Outcome:
         """Runs `argv` under uzswap; afterwards nothing of the job may be left."""

@@ -29,6 +29,11 @@ pub fn place(agent: &[u8], unique: u64) -> io::Result<PathBuf> {
     Err(last_error)
 }
 
+/// A name for a control socket that nobody has named. It is cleared away like the agent's.
+pub fn socket_beside(agent: &Path) -> PathBuf {
+    agent.with_extension("socket")
+}
+
 fn write(path: &Path, agent: &[u8]) -> io::Result<()> {
     let mut file = OpenOptions::new().write(true).create_new(true).mode(0o555).open(path)?;
     file.write_all(agent).inspect_err(|_| drop(fs::remove_file(path)))

@@ -6,6 +6,7 @@
 //! reclaim has brought the charge down. Far from a limit nobody is ever held.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use uzswap_vm::sys::ptrace::Held;
@@ -31,17 +32,15 @@ pub struct Brake {
 impl Brake {
     /// Holds and lets go, after a look.
     pub fn adjust(&mut self, sessions: &Sizes) {
-        let still = |id: &u64, since: &Instant| {
-            let session = sessions.iter().find(|(session, _)| session.id == *id);
-            session.is_some_and(|(session, _)| {
-                let charge = session.charge();
-                charge.path().any(Charge::is_above_max)
-                    || (charge.path().any(|charge| charge.excess() > 0) && since.elapsed() < PATIENCE)
+        let charges: HashMap<u64, Arc<Charge>> =
+            sessions.iter().map(|(session, _)| (session.id, session.charge())).collect();
+        let may_go = |id: &u64, (_, since): &mut (Held, Instant)| {
+            charges.get(id).is_none_or(|charge| {
+                let near = charge.path().any(|charge| charge.excess() > 0) && since.elapsed() < PATIENCE;
+                !near && !charge.path().any(Charge::is_above_max)
             })
         };
-        let ended: Vec<u64> =
-            self.held.iter().filter(|(id, (_, since))| !still(id, since)).map(|(id, _)| *id).collect();
-        self.free.extend(ended.iter().filter_map(|id| self.held.remove(id)).map(|(held, _)| held));
+        self.free.extend(self.held.extract_if(may_go).map(|(_, (held, _))| held));
         self.free.iter_mut().for_each(Held::let_go);
         self.free.retain(|held| !held.is_empty());
         let before = std::mem::take(&mut self.sizes);

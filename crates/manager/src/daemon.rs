@@ -66,6 +66,8 @@ pub struct Setup {
     pub bell: Bell,
     /// Whether the warning that something runs unmanaged has been given.
     pub warned: bool,
+    /// The process that serves the job's control files.
+    pub server: Option<i32>,
 }
 
 /// Becomes the manager of a job; never returns.
@@ -139,7 +141,7 @@ enum Source {
 
 impl Daemon {
     fn start(setup: Setup) -> std::io::Result<Daemon> {
-        let Setup { config, job, listener, door, swap, agent, front, front_pid, bell, warned } = setup;
+        let Setup { config, job, listener, door, swap, agent, front, front_pid, bell, warned, server } = setup;
         memory::raise_descriptor_limit();
         // Without the right to lock memory the manager works, but may be paged itself; `doctor` says so.
         let _ = memory::lock_all();
@@ -197,7 +199,7 @@ impl Daemon {
             waiting_for: HashMap::new(),
             next_source: 0,
             warned,
-            strangers: Strangers::new(),
+            strangers: Strangers::new([Some(std::process::id() as i32), server].into_iter().flatten().collect()),
         };
         daemon.start_threads(questions)?;
         Ok(daemon)
@@ -346,8 +348,7 @@ impl Daemon {
         if self.warned && !self.config.require {
             return;
         }
-        let manager = std::process::id() as i32;
-        if let Some((pid, why)) = self.strangers.look(self.front_pid, manager, |pid| self.sessions.has(pid)) {
+        if let Some((pid, why)) = self.strangers.look(self.front_pid, |pid| self.sessions.has(pid)) {
             self.unmanaged(pid, &why);
         }
     }

@@ -4,7 +4,8 @@
 //!    replaced; a live manager's is not. At the end the name goes if it is still ours.
 //! 2. Whoever connects says nothing about himself: the kernel says who he is. Root may do all, so may the manager's own
 //!    user, others nothing.
-//! 3. One thread serves all connections and waits for none of them. A connection holds one request and one answer at most,
+//! 3. One thread serves all connections and waits for none of them. What takes long (reclaim, kill) is done by a thread of its
+//!    own, which has the connection meanwhile, so that nobody else waits for it. A connection holds one request and one answer at most,
 //!    both of bounded length. What is no request ends the connection; so does a request that is not complete, or an answer
 //!    that is not taken, in good time.
 //! 4. There are only so many connections. One more takes the place of the one that has been there longest without a word, but
@@ -18,18 +19,27 @@ use std::os::fd::AsFd;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
+use std::sync::mpsc::{self, Sender};
+use std::thread::{self, Scope};
 use std::time::{Duration, Instant};
 
-use parking_lot::Mutex;
+use parking_lot::RwLock;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{FlockOperation, flock};
-use uzswap_proto::control::{Answer, PATH_MAX, REQUEST_HEADER, Request, TEXT_MAX, VALUE_MAX, Verb};
+use uzswap_proto::control::{Answer, DIRECTORY, PATH_MAX, REQUEST_HEADER, Request, TEXT_MAX, VALUE_MAX, Verb};
+use uzswap_vm::sys::file::event;
 use uzswap_vm::sys::link::{Peer, peer};
 
 use crate::control::{Error, Kind, Machine, Tree};
 
 /// Connections at once.
 const CONNECTIONS: usize = 16;
+
+/// Requests at once that take long. One more is done by whoever serves all.
+const LONG: usize = 8;
+
+/// The files that are written to have something done that takes long.
+const LONG_FILES: [&str; 2] = ["cgroup.kill", "memory.reclaim"];
 
 /// How long a request may take to arrive, or an answer to be taken.
 const PATIENCE: Duration = Duration::from_secs(2);
@@ -56,8 +66,10 @@ pub struct Door {
     path: PathBuf,
     /// Which socket it is, for others may come to have the name.
     identity: (u64, u64),
-    /// Held while requests are answered.
-    turn: Mutex<()>,
+    /// Shared while requests are answered.
+    turn: RwLock<()>,
+    /// Counts connections that come back from where something took long.
+    returns: File,
 }
 
 impl Drop for Door {
@@ -78,10 +90,13 @@ impl Door {
             fs::set_permissions(&temporary, Permissions::from_mode(0o600)).map_err(words)?;
             listener.set_nonblocking(true).map_err(words)?;
             let identity = identity(&temporary).map_err(words)?;
-            give_name(&temporary, path).map(|()| identity)
+            let returns = event().map_err(words)?;
+            give_name(&temporary, path).map(|()| (identity, returns))
         })();
         match named {
-            Ok(identity) => Ok(Door { listener, path: path.to_owned(), identity, turn: Mutex::new(()) }),
+            Ok((identity, returns)) => {
+                Ok(Door { listener, path: path.to_owned(), identity, turn: RwLock::new(()), returns })
+            }
             Err(why) => {
                 let _ = fs::remove_file(&temporary);
                 Err(why)
@@ -98,33 +113,70 @@ impl Door {
 
     /// Waits until what is being answered has been, a second at most. To be called at the end of the job.
     pub fn let_finish(&self) {
-        drop(self.turn.try_lock_for(Duration::from_secs(1)));
+        drop(self.turn.try_write_for(Duration::from_secs(1)));
     }
 
     /// Serves for ever.
-    pub fn serve(&self, machine: &dyn Machine) -> ! {
-        let mut connections: Vec<Connection> = Vec::new();
-        let mut shut = None;
-        loop {
-            let (opens, ready) = wait(&self.listener, &connections, shut);
-            let turn = self.turn.lock();
-            let mut ready = ready.into_iter();
-            connections.retain_mut(|connection| {
-                let served = if ready.next() == Some(true) { connection.go_on(machine) } else { Ok(()) };
-                served.is_ok() && !connection.is_late()
-            });
-            drop(turn);
-            if opens {
-                shut = self.let_in(&mut connections);
+    pub fn serve(&self, machine: &(dyn Machine + Sync)) -> ! {
+        thread::scope(|scope| {
+            let mut connections: Vec<Connection> = Vec::new();
+            let mut shut = None;
+            let (back, returned) = mpsc::channel();
+            let mut away = 0;
+            loop {
+                let (opens, ready) = wait(&self.listener, &self.returns, &connections, shut);
+                let turn = self.turn.read();
+                let mut kept = Vec::new();
+                for (mut connection, is_ready) in connections.into_iter().zip(ready) {
+                    let served = if is_ready { connection.go_on(machine, away < LONG) } else { Ok(Step::Goes) };
+                    match served {
+                        Ok(Step::Goes) if !connection.is_late() => kept.push(connection),
+                        // Without a thread the connection is lost.
+                        Ok(Step::TakesLong) => {
+                            away += usize::from(self.send_away(connection, machine, scope, &back).is_ok());
+                        }
+                        _ => {}
+                    }
+                }
+                drop(turn);
+                connections = kept;
+                // Whoever comes back after this look rings again.
+                let _ = (&self.returns).read(&mut [0; 8]);
+                let before = connections.len();
+                connections.extend(returned.try_iter());
+                away -= connections.len() - before;
+                if opens {
+                    shut = self.let_in(&mut connections, away);
+                }
             }
-        }
+        })
     }
 
-    /// Lets in those who wait, as many as there are places at most. Gives when to look again, if that is not as soon as
+    /// Has a thread answer what is asked on a connection, which then comes back.
+    fn send_away<'scope>(
+        &'scope self,
+        mut connection: Connection,
+        machine: &'scope (dyn Machine + Sync),
+        scope: &'scope Scope<'scope, '_>,
+        back: &Sender<Connection>,
+    ) -> io::Result<()> {
+        let back = back.clone();
+        let work = move || {
+            let turn = self.turn.read();
+            // An error is the end of the connection, as it will be seen when it is looked after again.
+            let _ = connection.answer(machine).and_then(|()| connection.send());
+            drop(turn);
+            back.send(connection).expect("who serves does so for ever");
+            (&self.returns).write_all(&1u64.to_ne_bytes()).expect("an event counter takes a 1");
+        };
+        thread::Builder::new().name("door, long".to_owned()).spawn_scoped(scope, work).map(drop)
+    }
+
+    /// Lets in those who wait, as many as there are places at most, beside those that are `away`. Gives when to look again, if that is not as soon as
     /// somebody is there.
-    fn let_in(&self, connections: &mut Vec<Connection>) -> Option<Instant> {
+    fn let_in(&self, connections: &mut Vec<Connection>, away: usize) -> Option<Instant> {
         for _ in 0..CONNECTIONS {
-            let is_full = connections.len() >= CONNECTIONS;
+            let is_full = connections.len() + away >= CONNECTIONS;
             let oldest = (0..connections.len()).min_by_key(|&index| connections[index].since).filter(|_| is_full);
             if let Some(settled) =
                 oldest.map(|index| connections[index].since + GRACE).filter(|at| *at > Instant::now())
@@ -190,7 +242,12 @@ fn in_the_way(path: &Path) -> Result<(), String> {
 
 /// Waits until somebody wants something; tells whether to look who is at the door, which is shut until then if `shut` says so,
 /// and which connections can go on.
-fn wait(listener: &UnixListener, connections: &[Connection], shut: Option<Instant>) -> (bool, Vec<bool>) {
+fn wait(
+    listener: &UnixListener,
+    returns: &File,
+    connections: &[Connection],
+    shut: Option<Instant>,
+) -> (bool, Vec<bool>) {
     let due = connections.iter().map(Connection::due).chain(shut).min();
     // A nanosecond more, not to look before it is time.
     let patience = due.map(|due| due.saturating_duration_since(Instant::now())).map(|patience| Timespec {
@@ -198,7 +255,10 @@ fn wait(listener: &UnixListener, connections: &[Connection], shut: Option<Instan
         tv_nsec: i64::from(patience.subsec_nanos() + 1).min(999_999_999),
     });
     let at_door = if shut.is_some() { PollFlags::empty() } else { PollFlags::IN };
-    let mut all: Vec<PollFd<'_>> = vec![PollFd::from_borrowed_fd(listener.as_fd(), at_door)];
+    let mut all: Vec<PollFd<'_>> = vec![
+        PollFd::from_borrowed_fd(listener.as_fd(), at_door),
+        PollFd::from_borrowed_fd(returns.as_fd(), PollFlags::IN),
+    ];
     all.extend(connections.iter().map(|connection| {
         let wanted = if connection.answer.is_empty() { PollFlags::IN } else { PollFlags::OUT };
         PollFd::from_borrowed_fd(connection.stream.as_fd(), wanted)
@@ -207,7 +267,15 @@ fn wait(listener: &UnixListener, connections: &[Connection], shut: Option<Instan
     let tried = poll(&mut all, patience.as_ref()).is_err();
     let is_ready = |of: &PollFd<'_>| tried || !of.revents().is_empty();
     let opens = shut.map_or_else(|| is_ready(&all[0]), |shut| shut <= Instant::now());
-    (opens, all[1..].iter().map(is_ready).collect())
+    (opens, all[2..].iter().map(is_ready).collect())
+}
+
+/// How far a connection has come.
+enum Step {
+    /// It waits for its peer.
+    Goes,
+    /// What it asks for takes long, and is not done yet.
+    TakesLong,
 }
 
 /// One connection.
@@ -245,17 +313,29 @@ impl Connection {
 
     /// Takes what has come, answers it, and hands over what is taken of the answer: as far as it goes without waiting. An
     /// error is the end of the connection.
-    fn go_on(&mut self, machine: &dyn Machine) -> io::Result<()> {
+    ///
+    /// What takes long is not answered if there `is_room` for it elsewhere.
+    fn go_on(&mut self, machine: &dyn Machine, is_room: bool) -> io::Result<Step> {
         if self.answer.is_empty() {
             if !self.receive()? {
-                return Ok(());
+                return Ok(Step::Goes);
             }
-            let Some(answer) = answer(&self.request, self.peer, machine)? else { return Ok(()) };
+            if is_room && takes_long(&self.request) {
+                return Ok(Step::TakesLong);
+            }
+            self.answer(machine)?;
+        }
+        self.send().map(|()| Step::Goes)
+    }
+
+    /// Has its answer, if its request is complete.
+    fn answer(&mut self, machine: &dyn Machine) -> io::Result<()> {
+        if let Some(answer) = answer(&self.request, self.peer, machine)? {
             self.request.clear();
             self.answer = answer;
             self.since = Instant::now();
         }
-        self.send()
+        Ok(())
     }
 
     /// Takes what has come of one request; nothing of the next. Tells whether there was anything.
@@ -283,6 +363,9 @@ impl Connection {
     }
 
     fn send(&mut self) -> io::Result<()> {
+        if self.answer.is_empty() {
+            return Ok(());
+        }
         match self.stream.write(&self.answer) {
             Ok(len) => {
                 self.answer.drain(..len);
@@ -303,6 +386,15 @@ fn request_len(bytes: &[u8]) -> io::Result<usize> {
     let Some(header) = bytes.first_chunk::<REQUEST_HEADER>() else { return Ok(REQUEST_HEADER) };
     let request = Request::decode(*header).ok_or(ErrorKind::InvalidData)?;
     Ok(REQUEST_HEADER + request.path + request.value)
+}
+
+/// Whether a request is complete and asks for what takes long.
+fn takes_long(bytes: &[u8]) -> bool {
+    let Some(request) = bytes.first_chunk().and_then(|header| Request::decode(*header)) else { return false };
+    let file =
+        bytes.get(REQUEST_HEADER..REQUEST_HEADER + request.path).and_then(|path| path.rsplit(|&c| c == b'/').next());
+    let is_complete = bytes.len() >= REQUEST_HEADER + request.path + request.value;
+    is_complete && request.verb == Verb::Write && LONG_FILES.iter().any(|long| file == Some(long.as_bytes()))
 }
 
 /// The answer to a request; none until it is complete. An error is no request.
@@ -339,6 +431,12 @@ fn follow(verb: Verb, path: &str, value: &[u8], from: Peer, tree: &Tree<'_>) -> 
         }),
         Verb::Make => tree.make(path).map(nothing),
         Verb::Remove => tree.remove(path).map(nothing),
+        Verb::Look => tree.look(path).map(|kind| match kind {
+            Kind::Directory => DIRECTORY.to_owned(),
+            Kind::File { readable, writable } => {
+                format!("{}{}", if readable { "r" } else { "" }, if writable { "w" } else { "" })
+            }
+        }),
     }
 }
 

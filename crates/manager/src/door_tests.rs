@@ -32,8 +32,12 @@ impl Place {
 
     /// A door that is served.
     fn serve(&self) -> PathBuf {
+        self.serve_machine(Mock::new())
+    }
+
+    fn serve_machine(&self, machine: Mock) -> PathBuf {
         let door = Door::open(&self.socket()).expect("a free name");
-        thread::spawn(move || door.serve(&Mock::new()));
+        thread::spawn(move || door.serve(&machine));
         self.socket()
     }
 }
@@ -93,6 +97,16 @@ fn all_verbs_and_many_requests_on_one_connection() {
     assert_eq!(ask(stream, Verb::Read, "cgroup/a/memory.max", ""), (0, "1048576\n".into()));
     let (errno, list) = ask(stream, Verb::List, "cgroup", "");
     assert!(errno == 0 && list.contains("memory.max\n") && list.ends_with("\na/\n"), "{list}");
+    for (path, what) in [
+        ("", "/"),
+        ("cgroup/a", "/"),
+        ("cgroup/memory.stat", "r"),
+        ("cgroup/memory.max", "rw"),
+        ("cgroup/memory.reclaim", "w"),
+    ] {
+        assert_eq!(ask(stream, Verb::Look, path, ""), (0, what.to_owned()), "{path}");
+    }
+    assert_eq!(ask(stream, Verb::Look, "cgroup/b", "").0, libc::ENOENT as u32);
     assert_eq!(ask(stream, Verb::Remove, "cgroup/a", "").0, 0);
     assert_eq!(ask(stream, Verb::Read, "cgroup/a/memory.max", "").0, libc::ENOENT as u32);
     // Two at once: the second waits for its turn.
@@ -214,6 +228,40 @@ fn a_crowd_displaces_those_who_rest() {
     assert!(is_closed(&mut crowd[0]), "the first has rested longest");
     let last = crowd.last_mut().unwrap();
     assert_eq!(ask(last, Verb::Read, "parameters/enabled", ""), (0, "Y\n".into()));
+}
+
+#[test]
+fn nobody_waits_for_what_takes_long() {
+    const TAKES: Duration = Duration::from_millis(500);
+    let place = Place::new();
+    let machine = Mock::new();
+    machine.0.write().reclaim_takes = TAKES;
+    let socket = place.serve_machine(machine);
+    let start = Instant::now();
+    let reclaim = request(Verb::Write, "cgroup/memory.reclaim", "4096");
+    let read = request(Verb::Read, "parameters/enabled", "");
+    let mut long: Vec<UnixStream> = (0..LONG).map(|_| connect(&socket)).collect();
+    for stream in &mut long {
+        // With another request behind it, which has to wait.
+        stream.write_all(&[&reclaim[..], &read].concat()).unwrap();
+    }
+    while start.elapsed() < TAKES / 2 {
+        let asked = Instant::now();
+        assert!(still_serves(&socket));
+        assert!(asked.elapsed() < TAKES / 2, "somebody waited: {:?}", asked.elapsed());
+    }
+    // One more than there are threads for.
+    long.push(connect(&socket));
+    long.last_mut().unwrap().write_all(&[&reclaim[..], &read].concat()).unwrap();
+    for stream in &mut long {
+        assert_eq!(answer_of(stream).unwrap(), (0, String::new()));
+        assert_eq!(answer_of(stream).unwrap(), (0, "Y\n".into()));
+    }
+    // Those who have gone meanwhile leave nothing behind.
+    for _ in 0..3 * CONNECTIONS {
+        connect(&socket).write_all(&reclaim).unwrap();
+    }
+    assert!(still_serves(&socket));
 }
 
 proptest! {

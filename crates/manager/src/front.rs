@@ -23,6 +23,7 @@ use uzswap_vm::sys::file::event;
 use uzswap_vm::sys::job::{self, Child, Signal, Signals};
 
 use crate::RunError;
+use crate::control_fs::ControlFs;
 use crate::executioner::{self, Manner};
 
 /// The exit status when uzswap itself failed and took the job with it.
@@ -92,8 +93,17 @@ pub fn block_signals() -> Signals {
 }
 
 /// Runs the program beside the manager `manager`; gives the exit status for `uzswap run`.
-pub fn run(program: &Program, manager: i32, bell: &Bell, signals: &Signals) -> Result<i32, RunError> {
-    let mut front = Front { manager, manager_status: None, program: None, program_status: None };
+///
+/// With `control_fs`, the program finds the control tree as files.
+pub fn run(
+    program: &Program,
+    manager: i32,
+    control_fs: Option<ControlFs>,
+    bell: &Bell,
+    signals: &Signals,
+) -> Result<i32, RunError> {
+    let server = control_fs.as_ref().map(|control_fs| control_fs.server);
+    let mut front = Front { manager, manager_status: None, server, program: None, program_status: None };
     while !bell.is_ready() {
         signals.wait(Duration::from_millis(10));
         front.collect();
@@ -101,6 +111,7 @@ pub fn run(program: &Program, manager: i32, bell: &Bell, signals: &Signals) -> R
             return Err(RunError::setup("the manager could not start".into()));
         }
     }
+    control_fs.map_or(Ok(()), ControlFs::enter).inspect_err(|_| front_stop(bell, manager))?;
     front.program = Some(start(program, signals, || front_stop(bell, manager))?);
     loop {
         if let Some(signal) = signals.wait(Duration::from_millis(100)) {
@@ -119,6 +130,10 @@ pub fn run(program: &Program, manager: i32, bell: &Bell, signals: &Signals) -> R
         }
         let Some(status) = front.program_status else { continue };
         if front.is_alone() {
+            if let Some(server) = front.server {
+                // It may have ended with the last who saw its files.
+                let _ = job::kill(server, libc::SIGKILL);
+            }
             front_stop(bell, manager);
             return Ok(status);
         }
@@ -182,6 +197,8 @@ fn start(program: &Program, signals: &Signals, on_failure: impl FnOnce()) -> Res
 struct Front {
     manager: i32,
     manager_status: Option<i32>,
+    /// The process that serves the job's control files.
+    server: Option<i32>,
     program: Option<i32>,
     program_status: Option<i32>,
 }
@@ -192,6 +209,7 @@ impl Front {
         while let Some((pid, news)) = job::collect_child() {
             match news {
                 Child::Ended(status) if pid == self.manager => self.manager_status = Some(status),
+                Child::Ended(_) if Some(pid) == self.server => self.server = None,
                 Child::Ended(status) if Some(pid) == self.program => self.program_status = Some(status),
                 // Stop as the program did, so that the shell sees it.
                 Child::Stopped if Some(pid) == self.program => {
@@ -211,13 +229,14 @@ impl Front {
         }
     }
 
-    /// Whether nothing of the job is left but the manager.
+    /// Whether nothing of the job is left but what is ours.
     fn is_alone(&self) -> bool {
+        let is_ours = |pid: i32| pid == self.manager || Some(pid) == self.server;
         let own = std::process::id();
         let children = std::fs::read_to_string(format!("/proc/{own}/task/{own}/children"));
         match children {
-            Ok(children) => children.split_ascii_whitespace().all(|pid| pid == self.manager.to_string()),
-            Err(_) => executioner::descendants(own as i32).iter().all(|&pid| pid == self.manager),
+            Ok(children) => children.split_ascii_whitespace().all(|pid| pid.parse().is_ok_and(is_ours)),
+            Err(_) => executioner::descendants(own as i32).into_iter().all(is_ours),
         }
     }
 }

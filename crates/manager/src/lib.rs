@@ -8,6 +8,7 @@ mod front;
 mod daemon;
 
 pub mod control;
+pub mod control_fs;
 mod door;
 mod machine;
 
@@ -34,6 +35,7 @@ mod strangers;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
+use crate::control_fs::ControlFs;
 use crate::door::Door;
 
 use uzswap_engine::{Compressor, Zpool};
@@ -81,6 +83,8 @@ pub struct JobConfig {
     pub ram: u64,
     /// Where the manager listens for operators. An absolute path.
     pub control: Option<PathBuf>,
+    /// The job finds the control tree as files, where the kernel has its own.
+    pub control_fs: bool,
     /// Variables that the program does not inherit.
     pub not_inherited: Vec<String>,
     /// Where to write the counters as JSON, at the end and every second.
@@ -96,7 +100,7 @@ pub struct JobConfig {
 pub struct RunError {
     /// One line: what failed, on what, and what to do.
     pub message: String,
-    /// What `uzswap` exits with: 2 for usage and set-up, 126 for not executable, 127 for not found.
+    /// What `uzswap` exits with: 1 if --control-fs cannot be had, 2 for usage and set-up, 126 for not executable, 127 for not found.
     pub exit_status: i32,
 }
 
@@ -136,12 +140,22 @@ pub fn run_job(config: &JobConfig, agent: &[u8], command: &[OsString]) -> Result
             Some(swap)
         }
     };
-    let door = config.control.as_deref().map(open_door).transpose()?;
     let listener = Listener::bind(job).map_err(failed("the job's socket"))?;
     let front_pid = std::process::id() as i32;
     let front = PidFd::open(front_pid).map_err(failed("pidfd_open"))?;
     let bell = front::Bell::new().map_err(failed("eventfd"))?;
     let agent = agent_file::place(agent, name).map_err(failed("the agent cannot be placed"))?;
+    let mut config = config.clone();
+    if config.control_fs {
+        // What serves the files needs a socket, even if nobody else does.
+        config.control.get_or_insert_with(|| agent_file::socket_beside(&agent));
+    }
+    let opened = config.control.as_deref().map(open_door).transpose().and_then(|door| {
+        let socket = config.control.as_deref().filter(|_| config.control_fs);
+        Ok((door, socket.map(ControlFs::start).transpose()?))
+    });
+    let (door, control_fs) = opened.inspect_err(|_| front::remove_agent(&agent))?;
+    let server = control_fs.as_ref().map(|control_fs| control_fs.server);
     let signals = front::block_signals();
     job::become_subreaper().map_err(failed("prctl"))?;
     let manager = job::clone_sharing_descriptors()
@@ -160,11 +174,12 @@ pub fn run_job(config: &JobConfig, agent: &[u8], command: &[OsString]) -> Result
             front_pid,
             bell,
             warned,
+            server,
         });
     }
     let (socket, not_inherited) = (config.control.clone(), config.not_inherited.clone());
     let program = front::Program { path, command: command.to_vec(), agent, job, socket, not_inherited };
-    let status = front::run(&program, manager, &bell, &signals);
+    let status = front::run(&program, manager, control_fs, &bell, &signals);
     front::remove_agent(&program.agent);
     status
 }

@@ -196,6 +196,10 @@ impl Machine for JobMachine {
         let charge = self.charge(group)?;
         let (mut reclaimed, mut failures) = (0, 0);
         while reclaimed < bytes && failures < MOST_FAILURES {
+            // Its number may be another's by now.
+            if !self.groups.get(group).is_some_and(|now| Arc::ptr_eq(&now, &charge)) {
+                return Err(Error::Gone);
+            }
             let sessions = self.watch.measure();
             for (session, _) in sessions.iter().filter(|(session, _)| session.charge().is_below(group)) {
                 // An error is that of a process that is going away.

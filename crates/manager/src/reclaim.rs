@@ -25,8 +25,14 @@ use crate::watch::Watch;
 /// Pages that one step evicts from a process, at least and at most.
 const STEP_PAGES: RangeInclusive<usize> = 256..=1024;
 
+/// A pool that has less than one in so many bytes of its group's is left alone as long as there is something else to take.
+const SMALL_POOL: u64 = 8;
+
 /// What the pool is shrunk by at least, when it is.
 const SHRINK_BYTES: u64 = 256 << 10;
+
+/// How long after somebody was refused memory a group is in want of some.
+const REFUSAL_COUNTS: Duration = Duration::from_millis(200);
 
 /// How long reclaim may come to nothing, with somebody waiting, before a process is killed.
 const OOM_PATIENCE: Duration = Duration::from_secs(2);
@@ -56,6 +62,9 @@ pub struct Reclaimer {
 #[derive(Debug, Default)]
 struct Need {
     fruitless_since: Option<Instant>,
+    /// How often somebody had been refused memory, and when that was last seen to have changed.
+    refusals: u64,
+    refused_at: Option<Instant>,
     /// Pages of its own processes that had been looked at.
     scanned: u64,
 }
@@ -111,15 +120,24 @@ impl Reclaimer {
             charge.count(|events| &events.high);
         }
         self.press_pool(sessions, charge);
-        if freed < wanted / 2 {
+        let current = charge.current.load(Relaxed);
+        let pool = current.saturating_sub(charge.anon.load(Relaxed));
+        let fruitless = self.need.get(&charge.id).is_some_and(|need| need.fruitless_since.is_some());
+        if freed < wanted / 2 && (pool > current / SMALL_POOL || fruitless) {
             // Programs hold on to what they have: then the pool has too large a part.
             self.shrink_worker.ask(charge.group, (wanted - freed).max(SHRINK_BYTES));
         }
-        // Whoever waits below may wait for another limit than this.
-        let most = if waiting { 0 } else { margin(charge.max()) as i64 };
-        let in_need = charge.limit(Limit::Max).is_some() && charge.excess() > most;
         let need = self.need.entry(charge.id).or_default();
-        if freed > 0 || shrinking || !in_need {
+        let refusals = charge.events.max.load(Relaxed);
+        if std::mem::replace(&mut need.refusals, refusals) != refusals {
+            need.refused_at = Some(Instant::now());
+        }
+        // If the pool is nearly all that the group has, what is freed by a store is wanted back at once.
+        let squeezed = pool > charge.max() / 4 * 3 && need.refused_at.is_some_and(|at| at.elapsed() < REFUSAL_COUNTS);
+        // Whoever waits below may wait for another limit than this.
+        let most = if waiting || squeezed { 0 } else { margin(charge.max()) as i64 };
+        let in_need = charge.limit(Limit::Max).is_some() && charge.excess() > most;
+        if (freed > 0 && !squeezed) || shrinking || !in_need {
             need.fruitless_since = None;
         } else if need.fruitless_since.get_or_insert_with(Instant::now).elapsed() > OOM_PATIENCE {
             need.fruitless_since = None;

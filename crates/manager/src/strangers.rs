@@ -16,23 +16,25 @@ const INTERVAL: Duration = Duration::from_secs(2);
 /// The search for unmanaged processes.
 #[derive(Debug)]
 pub struct Strangers {
+    /// Processes of ours.
+    spared: Vec<i32>,
     seen: HashSet<i32>,
     last_look: Instant,
 }
 
 impl Strangers {
-    /// Nothing seen yet.
-    pub fn new() -> Strangers {
-        Strangers { seen: HashSet::new(), last_look: Instant::now() }
+    /// Nothing seen yet; `spared` are no part of the job.
+    pub fn new(spared: Vec<i32>) -> Strangers {
+        Strangers { spared, seen: HashSet::new(), last_look: Instant::now() }
     }
 
-    /// Looks, if it is time, at the descendants of `front` but `manager`; gives one that is not managed, and why.
-    pub fn look(&mut self, front: i32, manager: i32, is_managed: impl Fn(i32) -> bool) -> Option<(i32, String)> {
+    /// Looks, if it is time, at the descendants of `front`; gives one that is not managed, and why.
+    pub fn look(&mut self, front: i32, is_managed: impl Fn(i32) -> bool) -> Option<(i32, String)> {
         if self.last_look.elapsed() < INTERVAL {
             return None;
         }
         let strange: HashSet<i32> =
-            descendants(front, manager).filter(|&pid| !is_managed(pid) && program_of(pid).is_some()).collect();
+            descendants(front, &self.spared).filter(|&pid| !is_managed(pid) && program_of(pid).is_some()).collect();
         let stayed = strange.iter().find(|pid| self.seen.contains(pid)).copied();
         self.seen = strange;
         self.last_look = Instant::now();
@@ -40,14 +42,17 @@ impl Strangers {
     }
 }
 
-/// The processes that run a program of their own below `root`, without `spared` and what is below that.
-fn descendants(root: i32, spared: i32) -> impl Iterator<Item = i32> {
+/// The processes that run a program of their own below `root`, without `spared` and what is below those.
+fn descendants(root: i32, spared: &[i32]) -> impl Iterator<Item = i32> {
     let mut open = vec![root];
     std::iter::from_fn(move || {
         let pid = open.pop()?;
         // The child of a vfork has its parent's memory.
         open.extend(
-            children(pid).into_iter().filter(|&child| child != spared && !share_memory(pid, child).unwrap_or(true)),
+            children(pid)
+                .into_iter()
+                .filter(|child| !spared.contains(child))
+                .filter(|&child| !share_memory(pid, child).unwrap_or(true)),
         );
         Some(pid)
     })

@@ -5,7 +5,7 @@
 //! anew grows unseen until the next look and its registration. So one thread looks, puts on the brake if need be, and
 //! waits for nobody; another registers, which takes the locks of address spaces.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::{Duration, Instant};
@@ -125,9 +125,9 @@ impl Watch {
             sized.push((session, bytes));
         }
         self.groups.measured(measured.into_iter());
-        let live = |id: &u64| sized.iter().any(|(session, _)| session.id == *id);
         if families {
-            self.shared.lock().retain(|id, _| live(id));
+            let live: HashSet<u64> = sized.iter().map(|(session, _)| session.id).collect();
+            self.shared.lock().retain(|id, _| live.contains(id));
         }
         sized.sort_by_key(|(_, bytes)| std::cmp::Reverse(*bytes));
         sized
@@ -170,6 +170,7 @@ impl Registered {
     }
 
     fn forget_but(&mut self, sessions: &Sizes) {
-        self.0.retain(|id, _| sessions.iter().any(|(session, _)| session.id == *id));
+        let live: HashSet<u64> = sessions.iter().map(|(session, _)| session.id).collect();
+        self.0.retain(|id, _| live.contains(id));
     }
 }

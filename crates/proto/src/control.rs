@@ -46,11 +46,16 @@ pub enum Verb {
     Make = 4,
     /// Remove a group.
     Remove = 5,
+    /// What a name stands for: [`DIRECTORY`], or a file that can be read, written or both: `r`, `w`, `rw`.
+    Look = 6,
 }
+
+/// What [`Verb::Look`] answers for a directory.
+pub const DIRECTORY: &str = "/";
 
 impl Verb {
     /// All of them.
-    pub const ALL: [Verb; 5] = [Verb::Read, Verb::Write, Verb::List, Verb::Make, Verb::Remove];
+    pub const ALL: [Verb; 6] = [Verb::Read, Verb::Write, Verb::List, Verb::Make, Verb::Remove, Verb::Look];
 }
 
 /// A request's header.
@@ -134,7 +139,7 @@ mod tests {
         assert_eq!(Request { verb: Verb::Read, path: 0, value: VALUE_MAX + 1 }.encode(), None);
         assert_eq!(Answer { errno: 0, text: TEXT_MAX + 1 }.encode(), None);
         let good = Request { verb: Verb::Write, path: 1, value: 1 }.encode().unwrap();
-        for (index, bad) in [(0, 0), (1, 0), (2, 9), (3, 0), (3, 6), (5, 0xff), (7, 0xff)] {
+        for (index, bad) in [(0, 0), (1, 0), (2, 9), (3, 0), (3, 7), (5, 0xff), (7, 0xff)] {
             let mut bytes = good;
             bytes[index] = bad;
             assert_eq!(Request::decode(bytes), None, "byte {index}");

@@ -1,21 +1,20 @@
 //! `uzswap get`, `set`, `ls`, `mkdir`, `rmdir`, `reclaim` and `stat`: what an operator asks of a manager that listens.
 //!
-//! 1. The manager is the one that `--socket` names, or else `UZSWAP_SOCKET`, which programs of a job find set.
+//! 1. Which manager, and what is said to it: `client.rs`.
 //! 2. What the manager refuses is told in its words, behind the path, with exit status 1; a command that could not ask at all
 //!    ends with 2.
 
-use std::env;
 use std::ffi::OsString;
-use std::io::{self, ErrorKind, Read, Write};
-use std::os::unix::net::UnixStream;
+use std::io::ErrorKind;
 use std::os::unix::process::parent_id;
 use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::ArgMatches;
 use serde_json::{Map, Value};
-use uzswap_proto::control::{ANSWER_HEADER, Answer, ENV_SOCKET, Request, Verb};
+use uzswap_proto::control::Verb;
 
+use crate::client::{self, Client};
 use crate::size::{Human, parse_size};
 use crate::{Failure, print};
 
@@ -40,7 +39,7 @@ const KEYED: [&str; 4] = ["cgroup.events", "memory.events", "memory.swap.events"
 
 /// A connection to a manager.
 struct Manager {
-    stream: UnixStream,
+    client: Client,
     name: PathBuf,
 }
 
@@ -52,7 +51,7 @@ pub fn get(matches: &ArgMatches) -> Result<i32, Failure> {
 /// `uzswap set PATH VALUE`.
 pub fn set(matches: &ArgMatches) -> Result<i32, Failure> {
     let (path, mut value) = (text(matches, "path")?, text(matches, "value")?);
-    if path.ends_with("cgroup.procs") && value.trim() == "0" {
+    if client::is_writer(&path, value.as_bytes()) {
         // The writer: whoever would write to a file in our place.
         value = parent_id().to_string();
     }
@@ -160,62 +159,26 @@ fn optional(matches: &ArgMatches, name: &str) -> Result<String, Failure> {
 impl Manager {
     /// Connects to the manager that the command line names.
     fn named(matches: &ArgMatches) -> Result<Manager, Failure> {
-        let given = matches.get_one::<OsString>("socket").cloned();
-        let from_environment = || env::var_os(ENV_SOCKET).filter(|name| !name.is_empty());
-        let Some(name) = given.or_else(from_environment).map(PathBuf::from) else {
-            return Err(format!(
-                "no manager to ask: give --socket FILE or set {ENV_SOCKET}, with the FILE of `uzswap run --control FILE`"
-            )
-            .into());
-        };
-        let failed = |error: io::Error| {
-            let why = match error.kind() {
-                ErrorKind::NotFound => {
-                    "does not exist: is the job over, or was it started without --control?".to_owned()
-                }
-                ErrorKind::ConnectionRefused => "nobody listens there: its manager is dead".to_owned(),
-                ErrorKind::PermissionDenied => "belongs to another user: ask as that user or as root".to_owned(),
-                _ => error.to_string(),
-            };
-            Failure::from(format!("{}: {why}", name.display()))
-        };
-        let stream = UnixStream::connect(&name).map_err(failed)?;
-        stream
-            .set_read_timeout(Some(PATIENCE))
-            .and_then(|()| stream.set_write_timeout(Some(PATIENCE)))
-            .map_err(failed)?;
-        Ok(Manager { stream, name })
+        let name = client::socket(matches)?;
+        let client = Client::connect(&name).map_err(|error| client::not_connected(&name, &error))?;
+        Ok(Manager { client, name })
     }
 
     /// Asks for one thing; gives the text of the answer.
     fn ask(&mut self, verb: Verb, path: &str, value: &str) -> Result<String, Failure> {
-        let too_long = || Failure::from("a path or value of more than 4096 bytes".to_owned());
-        let header = Request { verb, path: path.len(), value: value.len() }.encode().ok_or_else(too_long)?;
-        let (errno, text) = self.exchange(&[&header, path.as_bytes(), value.as_bytes()].concat()).map_err(|error| {
-            let why = match error.kind() {
-                ErrorKind::UnexpectedEof | ErrorKind::ConnectionReset | ErrorKind::BrokenPipe => {
-                    "closed the connection: it has ended, or has another version, or you are not its user".to_owned()
-                }
-                ErrorKind::WouldBlock | ErrorKind::TimedOut => format!("gives no answer for {} s", PATIENCE.as_secs()),
-                ErrorKind::InvalidData => "answers what this version does not understand".to_owned(),
-                _ => error.to_string(),
-            };
-            Failure::from(format!("the manager at {} {why}", self.name.display()))
+        let answered = self.client.ask(verb, path, value.as_bytes(), PATIENCE).map_err(|error| {
+            Failure::from(match error.kind() {
+                ErrorKind::InvalidInput => "a path or value of more than 4096 bytes".to_owned(),
+                _ => client::not_answered(&self.name, &error, PATIENCE),
+            })
         })?;
-        match errno {
-            0 => Ok(text),
-            _ => Err(Failure { message: format!("{}: {text}", if path.is_empty() { "/" } else { path }), status: 1 }),
+        match answered.errno {
+            0 => Ok(answered.text),
+            _ => {
+                let path = if path.is_empty() { "/" } else { path };
+                Err(Failure { message: format!("{path}: {}", answered.text), status: 1 })
+            }
         }
-    }
-
-    fn exchange(&mut self, request: &[u8]) -> io::Result<(u32, String)> {
-        self.stream.write_all(request)?;
-        let mut header = [0; ANSWER_HEADER];
-        self.stream.read_exact(&mut header)?;
-        let answer = Answer::decode(header).ok_or(ErrorKind::InvalidData)?;
-        let mut text = vec![0; answer.text];
-        self.stream.read_exact(&mut text)?;
-        Ok((answer.errno, String::from_utf8(text).map_err(|_| ErrorKind::InvalidData)?))
     }
 }
 

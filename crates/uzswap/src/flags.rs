@@ -149,6 +149,14 @@ pub const RUN: &[Flag] = &[
                themselves inherit no UZSWAP_CONTROL: the name is taken.",
     },
     Flag {
+        name: "control-fs",
+        kind: Kind::Switch,
+        help: "Let the job find its own control files where the kernel has its: under /sys/fs/cgroup",
+        more: "In a mount namespace of its own; outside nothing is seen of it. The parameters are at \
+               /sys/module/zswap/parameters, and the counters at /sys/kernel/debug/zswap if there is such a directory. It \
+               takes CAP_SYS_ADMIN and /dev/fuse; if it cannot be had, the program is not started and the status is 1.",
+    },
+    Flag {
         name: "stats",
         kind: Kind::Path,
         help: "File for the job's counters, as JSON, rewritten every second and at the end",
@@ -252,10 +260,10 @@ pub fn command() -> Command {
         .disable_help_subcommand(true)
         .after_help(
             "Exit status: the program's own for run (128+N if signal N killed it, 126 not executable, 127 not found); \
-             2 for bad usage or a failed set-up; get, set, ls, reclaim, stat: 1 if the manager refuses; doctor: 0 if run will work, else 1.",
+             2 for bad usage or a failed set-up; get, set, ls, reclaim, stat: 1 if the manager refuses; mount: 1 if it fails; doctor: 0 if run will work, else 1.",
         )
         .subcommands([run(), doctor(), demo()])
-        .subcommands([get(), set(), ls(), mkdir(), rmdir(), reclaim(), stat()])
+        .subcommands([get(), set(), ls(), mkdir(), rmdir(), reclaim(), stat(), mount()])
         .subcommands([lab(), completions(), man()])
 }
 
@@ -355,6 +363,20 @@ fn stat() -> Command {
         .arg(switch("json", "Print them as JSON, sizes in bytes"))
 }
 
+fn mount() -> Command {
+    asks("mount", "Mount the control tree of a running job as a file system")
+        .long_about(
+            "Mount the control tree of a running job as a file system, by FUSE, for cat, echo, mkdir and whatever else knows \
+             the kernel's files of these names. The command ends as soon as it is mounted. It stays mounted until `umount \
+             DIR`, or until the job ends.\n\nA write is one value, at the beginning of the file. Whoever may pass through DIR \
+             may read; the manager's user and root may write. It takes CAP_SYS_ADMIN and /dev/fuse.",
+        )
+        .arg(switch("foreground", "Stay until it is unmounted, or until SIGINT, SIGTERM or SIGHUP, which unmount it"))
+        .arg(switch("started", "Say on standard output that it is mounted, and then nothing more").hide(true))
+        .arg(Arg::new("guard").long("guard").help("Unmount this device when standard input ends").hide(true))
+        .arg(text_arg("dir", "DIR", "Where: a directory").required(true).value_hint(ValueHint::DirPath))
+}
+
 /// A subcommand that asks a manager.
 fn asks(name: &'static str, about: &'static str) -> Command {
     Command::new(name).about(about).arg(
@@ -400,7 +422,7 @@ fn man() -> Command {
     Command::new("man").about("Print the man page").arg(
         Arg::new("page")
             .value_name("SUBCOMMAND")
-            .value_parser(["run", "doctor", "demo", "get", "set", "ls", "reclaim", "stat"])
+            .value_parser(["run", "doctor", "demo", "get", "set", "ls", "reclaim", "stat", "mount"])
             .help("The page of a subcommand instead of the main page"),
     )
 }

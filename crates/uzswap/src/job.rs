@@ -60,6 +60,7 @@ pub fn job_config(settings: &Settings, ram: &Ram) -> Result<JobConfig, String> {
         swap,
         ram: ram.bytes(),
         control,
+        control_fs: settings.switch("control-fs"),
         not_inherited: vec![variable("control")],
         stats,
         quiet: settings.switch("quiet"),

@@ -2,13 +2,15 @@
 //!
 //! 1. Standard output carries data only (a report that was asked for); every message goes to standard error.
 //! 2. An error is one line, `uzswap: error: …`, and nothing has been created or started when it appears.
-//! 3. Exit status: the program's own for `run`, 1 for what a manager refuses, 2 for bad usage or a failed set-up.
+//! 3. Exit status: the program's own for `run`, 1 for what a manager refuses and for a mount that fails, 2 for bad usage or a failed set-up.
 
+mod client;
 mod control;
 mod demo;
 mod doctor;
 mod flags;
 mod job;
+mod mount;
 mod ram;
 mod run;
 mod settings;
@@ -64,6 +66,7 @@ fn dispatch() -> Result<i32, Failure> {
         "rmdir" => control::rmdir(matches),
         "reclaim" => control::reclaim(matches),
         "stat" => control::stat(matches),
+        "mount" => mount::mount(matches),
         "demo" => demo::demo(matches),
         "lab" => {
             let arguments: Vec<String> = matches.get_many("arguments").unwrap_or_default().cloned().collect();

@@ -1,15 +1,16 @@
 //! A manager in miniature: groups in a list, processes that are numbers. What a real one would do is noted down.
 
-use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
 
+use parking_lot::RwLock;
 use uzswap_engine::{Compressor, Counters, FolioCounters, GroupCounters, Zpool};
 
 use super::error::Error;
 use super::machine::*;
 
 /// A manager that remembers what it was told.
-pub struct Mock(pub RefCell<State>);
+pub struct Mock(pub RwLock<State>);
 
 /// What there is.
 pub struct State {
@@ -21,6 +22,8 @@ pub struct State {
     pub done: Vec<String>,
     /// Bytes that can be reclaimed.
     pub reclaimable: u64,
+    /// How long it takes to reclaim.
+    pub reclaim_takes: Duration,
     /// What [`Machine::figures`] gives.
     pub figures: Figures,
 }
@@ -48,31 +51,32 @@ impl Mock {
             accept_threshold_percent: 90,
             shrinker_enabled: false,
         };
-        Mock(RefCell::new(State {
+        Mock(RwLock::new(State {
             groups: [(GroupId::ROOT, root)].into(),
             next: 1,
             parameters,
             folios: BTreeSet::new(),
             done: Vec::new(),
             reclaimable: 1 << 20,
+            reclaim_takes: Duration::ZERO,
             figures: Figures::default(),
         }))
     }
 
     fn with<T>(&self, group: GroupId, look: impl FnOnce(&mut Group) -> T) -> Result<T, Error> {
-        self.0.borrow_mut().groups.get_mut(&group).map(look).ok_or(Error::Gone)
+        self.0.write().groups.get_mut(&group).map(look).ok_or(Error::Gone)
     }
 }
 
 impl Machine for Mock {
     fn find(&self, parent: GroupId, name: &str) -> Option<GroupId> {
-        let state = self.0.borrow();
+        let state = self.0.read();
         state.groups.iter().find(|(_, group)| group.parent == Some(parent) && group.name == name).map(|(&id, _)| id)
     }
 
     fn children(&self, group: GroupId) -> Result<Vec<String>, Error> {
         self.with(group, |_| ())?;
-        let state = self.0.borrow();
+        let state = self.0.read();
         Ok(state.groups.values().filter(|child| child.parent == Some(group)).map(|child| child.name.clone()).collect())
     }
 
@@ -80,7 +84,7 @@ impl Machine for Mock {
         if self.find(parent, name).is_some() {
             return Err(Error::Exists);
         }
-        let mut state = self.0.borrow_mut();
+        let mut state = self.0.write();
         let id = GroupId(state.next);
         state.next += 1;
         let group = Group { parent: Some(parent), name: name.to_owned(), writeback: true, ..Group::default() };
@@ -92,7 +96,7 @@ impl Machine for Mock {
         if !self.children(group)?.is_empty() || !self.processes(group)?.is_empty() {
             return Err(Error::Busy);
         }
-        self.0.borrow_mut().groups.remove(&group);
+        self.0.write().groups.remove(&group);
         Ok(())
     }
 
@@ -120,7 +124,7 @@ impl Machine for Mock {
 
     fn move_process(&self, pid: i32, group: GroupId) -> Result<(), Error> {
         self.with(group, |_| ())?;
-        let mut state = self.0.borrow_mut();
+        let mut state = self.0.write();
         let from = state.groups.values_mut().find(|group| group.processes.contains(&pid)).ok_or(Error::NoProcess)?;
         from.processes.remove(&pid);
         state.groups.get_mut(&group).expect("looked at just now").processes.insert(pid);
@@ -137,12 +141,14 @@ impl Machine for Mock {
 
     fn kill(&self, group: GroupId) -> Result<(), Error> {
         self.with(group, |group| group.processes.clear())?;
-        self.0.borrow_mut().done.push(format!("kill {}", group.0));
+        self.0.write().done.push(format!("kill {}", group.0));
         Ok(())
     }
 
     fn reclaim(&self, group: GroupId, bytes: u64) -> Result<bool, Error> {
-        let mut state = self.0.borrow_mut();
+        let takes = self.0.read().reclaim_takes;
+        std::thread::sleep(takes);
+        let mut state = self.0.write();
         state.done.push(format!("reclaim {} {bytes}", group.0));
         let enough = state.reclaimable >= bytes;
         state.reclaimable = state.reclaimable.saturating_sub(bytes);
@@ -151,15 +157,15 @@ impl Machine for Mock {
 
     fn figures(&self, group: GroupId) -> Result<Figures, Error> {
         self.with(group, |_| ())?;
-        Ok(self.0.borrow().figures.clone())
+        Ok(self.0.read().figures.clone())
     }
 
     fn parameters(&self) -> Parameters {
-        self.0.borrow().parameters
+        self.0.read().parameters
     }
 
     fn set_parameter(&self, parameter: Parameter) -> Result<(), Error> {
-        let parameters = &mut self.0.borrow_mut().parameters;
+        let parameters = &mut self.0.write().parameters;
         match parameter {
             Parameter::Enabled(enabled) => parameters.enabled = enabled,
             Parameter::Compressor(compressor) => parameters.compressor = compressor,
@@ -205,11 +211,11 @@ impl Machine for Mock {
     }
 
     fn folio_swapin(&self, order: usize) -> bool {
-        self.0.borrow().folios.contains(&order)
+        self.0.read().folios.contains(&order)
     }
 
     fn set_folio_swapin(&self, order: usize, enabled: bool) -> Result<(), Error> {
-        let folios = &mut self.0.borrow_mut().folios;
+        let folios = &mut self.0.write().folios;
         if enabled {
             folios.insert(order);
         } else {

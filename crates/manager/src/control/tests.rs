@@ -54,7 +54,7 @@ fn the_layout() {
 fn every_file_is_what_the_list_says() {
     let mock = Mock::new();
     let tree = Tree(&mock);
-    mock.0.borrow_mut().figures = full_figures();
+    mock.0.write().figures = full_figures();
     tree.make("cgroup/a").unwrap();
     let paths = all(&tree, "");
     assert_eq!(paths.len(), 11 + 2 * 24 + 1 + 6 + 12 + 8 * 8);
@@ -180,7 +180,7 @@ fn full_figures() -> Figures {
 fn figures_have_the_kernels_form() {
     let mock = Mock::new();
     let tree = Tree(&mock);
-    mock.0.borrow_mut().figures = full_figures();
+    mock.0.write().figures = full_figures();
     for (file, text) in [
         ("memory.current", "1\n"),
         ("memory.peak", "2\n"),
@@ -231,7 +231,7 @@ fn figures_have_the_kernels_form() {
 fn what_is_not_counted_is_left_out() {
     let mock = Mock::new();
     let tree = Tree(&mock);
-    mock.0.borrow_mut().figures = Figures { oom_kill: Some(3), ..Figures::default() };
+    mock.0.write().figures = Figures { oom_kill: Some(3), ..Figures::default() };
     assert_eq!(tree.read("cgroup/memory.events").unwrap(), "oom_kill 3\n");
     assert_eq!(tree.read("cgroup/memory.swap.events").unwrap(), "");
     assert!(!tree.read("cgroup/memory.stat").unwrap().contains("pgfault"));
@@ -288,7 +288,7 @@ fn groups_come_and_go() {
     assert_eq!(tree.remove("cgroup/a"), Err(Error::Busy), "it has a child");
     assert_eq!(tree.remove("cgroup/a/b"), Err(Error::Busy), "it has processes");
     write(&tree, "cgroup/a/b/cgroup.kill", "1").unwrap();
-    assert_eq!(mock.0.borrow().done, ["kill 2"]);
+    assert_eq!(mock.0.read().done, ["kill 2"]);
     tree.remove("cgroup/a/b").unwrap();
     tree.remove("cgroup/a/").unwrap();
     assert_eq!(tree.look("cgroup/a"), Err(Error::NotFound));
@@ -354,7 +354,7 @@ fn what_is_refused_and_why() {
     for (value, number) in [("+cpu", libc::EINVAL), ("memory", libc::EINVAL), ("-memory", libc::EOPNOTSUPP)] {
         assert_eq!(write(&tree, "cgroup/cgroup.subtree_control", value).unwrap_err().number(), number, "{value}");
     }
-    assert!(mock.0.borrow().done.is_empty());
+    assert!(mock.0.read().done.is_empty());
 }
 
 #[test]
@@ -364,11 +364,11 @@ fn reclaim_says_when_it_was_not_all() {
     let reclaim = |value| write(&tree, "cgroup/memory.reclaim", value);
     assert_eq!(reclaim("512K"), Ok(()));
     assert_eq!(reclaim("1M swappiness=200"), Err(Error::Again));
-    assert_eq!(mock.0.borrow().done, ["reclaim 0 524288", "reclaim 0 1048576"]);
+    assert_eq!(mock.0.read().done, ["reclaim 0 524288", "reclaim 0 1048576"]);
     assert_eq!(reclaim("4095"), Ok(()), "less than a page is nothing");
     assert_eq!(reclaim("1M swappiness=0"), Err(Error::Again), "there are no files to reclaim");
     assert_eq!(reclaim("1M swappiness=201"), Err(Error::Invalid));
-    assert_eq!(mock.0.borrow().done.len(), 2);
+    assert_eq!(mock.0.read().done.len(), 2);
 }
 
 #[test]

@@ -29,6 +29,12 @@ pub fn exit_now(status: i32) -> ! {
     unsafe { libc::_exit(status) }
 }
 
+/// Takes this process out of its mount namespace, into a copy.
+pub fn leave_mount_namespace() -> io::Result<()> {
+    // SAFETY: no pointers; descriptors stay what they are.
+    super::check(unsafe { libc::unshare(libc::CLONE_NEWNS) }).map(drop)
+}
+
 /// Adopts orphaned descendants, so that none escapes.
 pub fn become_subreaper() -> io::Result<()> {
     // SAFETY: no pointers.
