@@ -6,7 +6,8 @@
 //! `--capacity` it prints that table.
 //!
 //! 1. The pool's memory was touched before, and is used again without going through the heap: what the system asks for a fresh
-//!    page is more than most of what is measured here, and neither the codec's nor the engine's (see `Warm`).
+//!    page is more than most of what is measured here, and neither the codec's nor the engine's (see `Warm`). What `Warm` itself
+//!    costs, a lock above all, is not the engine's either, but in what it is said to add: it is told below the table.
 //! 2. What belongs to the caller is ready before the clock starts: threads, the codecs' contexts, the slots to be loaded.
 //! 3. The codec alone compresses each page into a place of its own, as long as it needs; the places follow each other in any
 //!    order, as those do that have come free in a pool. Pages are loaded in another order, as those are that are faulted on, by
@@ -200,6 +201,9 @@ fn against_the_codec(images: &[Image], rounds: usize) {
             );
         }
     }
+    let runs = images[0].pages.len();
+    let source = (0..rounds).map(|_| spent(|| (0..runs).for_each(|_| drop(black_box(Warm.take(1))))).0);
+    println!("of it the page source, for a run taken and given back:{:>7.2}", median(source.collect(), runs));
 }
 
 /// Time that it takes all of the engines' threads, one each, to store and load `pages`: by the clock, and all threads' on

@@ -166,6 +166,15 @@ impl Zswap {
         self.change_group(group, |state, number| state.groups.set_zswap_max(number, bytes))
     }
 
+    /// Sets `memory.swap.max`: the most bytes of pages, of a group and all below it, that are swapped out, in the pool or on
+    /// disk. Nothing is brought back for it. None: no limit.
+    ///
+    /// # Errors
+    /// `Gone` if it was removed.
+    pub fn set_swap_max(&self, group: Group, bytes: Option<u64>) -> Result<(), GroupError> {
+        self.change_group(group, |state, number| state.groups.set_swap_max(number, bytes))
+    }
+
     /// Sets `memory.zswap.writeback`: whether pages of a group and of all below it may go to disk. Waits for
     /// the writes under way: after a `false` no page of theirs is written.
     ///
@@ -195,6 +204,13 @@ impl Zswap {
                 say(number, place, state.groups.find(group).map_or(0, |group| state.groups.counters(group).zswap));
             }
         }
+    }
+
+    /// `memory.swap.current` of each of these groups, 0 if it was removed.
+    pub fn swap_of(&self, groups: &[Group]) -> Vec<u64> {
+        let all = &mut self.shards.all();
+        let numbers: Vec<_> = groups.iter().map(|group| all.one().groups.find(*group)).collect();
+        numbers.into_iter().map(|number| number.map_or(0, |number| all.counters(number).swap())).collect()
     }
 
     fn change_group(&self, group: Group, change: impl Fn(&mut State, u16)) -> Result<(), GroupError> {

@@ -67,6 +67,19 @@ pub struct GroupCounters {
     pub swpout_zero: u64,
     /// Stores refused because this group was at its `zswap_max`. Charged to this group alone.
     pub zswap_max_hit: u64,
+    /// Swap-outs refused because this group, or one below it, was at its `swap_max`.
+    #[serde(skip)]
+    pub swap_max: u64,
+    /// Swap-outs refused for that, or for want of space anywhere.
+    #[serde(skip)]
+    pub swap_fail: u64,
+}
+
+impl GroupCounters {
+    /// Bytes of the pages that are swapped out, wherever they are: `memory.swap.current`.
+    pub fn swap(&self) -> u64 {
+        self.zswapped + self.swapped
+    }
 }
 
 impl std::iter::Sum for GroupCounters {
@@ -84,6 +97,8 @@ impl std::iter::Sum for GroupCounters {
             swpin_zero: a.swpin_zero + b.swpin_zero,
             swpout_zero: a.swpout_zero + b.swpout_zero,
             zswap_max_hit: a.zswap_max_hit + b.zswap_max_hit,
+            swap_max: a.swap_max + b.swap_max,
+            swap_fail: a.swap_fail + b.swap_fail,
         })
     }
 }

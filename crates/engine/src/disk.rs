@@ -13,7 +13,7 @@ use crate::groups::Home;
 use crate::seal::{Nonce, Sealer};
 use crate::slots::{Sealed, Slot};
 use crate::swapfile::{self, CLUSTER, PAGE, Run, SwapFile, UNIT, units};
-use crate::zswap::{LoadError, SwapOutError, Zswap};
+use crate::zswap::{LoadError, Refusal, SwapOutError, Zswap};
 use std::io;
 
 /// In what form pages are on disk.
@@ -135,14 +135,15 @@ impl Zswap {
 
     /// A slot for a page that was written to the swap file.
     pub(crate) fn record_written(&self, sealed: Sealed, home: Home) -> Result<Slot, SwapOutError> {
-        let mut state = self.shards.any();
-        let group = state.groups.find(home.group).ok_or(SwapOutError::NoGroup)?;
-        state.groups.charge(group, |counters| counters.pswpout += 1);
-        let slot = state.store_sealed(sealed, group, home.node);
-        slot.ok_or_else(|| {
-            self.events.reject_kmemcache_fail.count();
-            SwapOutError::NoSpace
-        })
+        let recorded = self.insert(home, |state, group| {
+            state.groups.charge(group, |counters| counters.pswpout += 1);
+            let slot = state.store_sealed(sealed, group, home.node);
+            slot.ok_or_else(|| {
+                self.events.reject_kmemcache_fail.count();
+                Refusal::Pool
+            })
+        });
+        recorded.map_err(SwapOutError::from)
     }
 
     /// Reads one entry. The caller's reference keeps its space from being given to another.

@@ -47,8 +47,8 @@ impl Zswap {
             Err(refusal) => {
                 slots.drain(..).for_each(|slot| self.invalidate(slot));
                 let written = match refusal {
-                    Refusal::NoGroup => Err(SwapOutError::NoGroup),
                     Refusal::Pool => self.write_folio(pages, home, &mut slots),
+                    refusal => Err(refusal.into()),
                 };
                 self.count_folio(order, |counters| match written {
                     Ok(()) => counters.swpout += 1,
@@ -57,8 +57,9 @@ impl Zswap {
                 written
             }
         };
-        if swapped_out.is_err() {
+        if let Err(error) = &swapped_out {
             slots.drain(..).for_each(|slot| self.invalidate(slot));
+            self.count_failure(error, home);
         }
         swapped_out.map(|()| slots)
     }
@@ -72,7 +73,7 @@ impl Zswap {
                 zeros += 1;
                 self.store_filled([0; 8], home, |_| {})?
             } else {
-                let admitted = admission.map_or_else(|| self.admit(home), Ok)?;
+                let admitted = admission.map_or_else(|| self.admit(home, pages.len() - slots.len()), Ok)?;
                 admission = Some(admitted);
                 self.store(page, fill, home, admitted, |_| {})?
             };
@@ -95,7 +96,7 @@ impl Zswap {
         let mut written = self.write_through(&others, home)?.into_iter();
         let recorded = pages.iter().try_for_each(|page| {
             slots.push(if is_zero(page) {
-                self.swap_out(page, home)?
+                self.store_zeros(home)?
             } else {
                 let sealed = written.next().expect("an entry for each page");
                 self.record_written(sealed, home).inspect_err(|_| self.free_space([sealed.run()]))?

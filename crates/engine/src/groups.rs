@@ -77,6 +77,7 @@ struct Member {
     /// Entries, and removed groups, that name this number.
     names: u64,
     zswap_max: Option<u64>,
+    swap_max: Option<u64>,
     writeback: bool,
     counters: GroupCounters,
     /// By node.
@@ -102,11 +103,13 @@ pub(crate) struct Cursor {
 
 pub(crate) struct Groups {
     members: Vec<Member>,
+    /// Living groups with a `swap_max`: as long as there is none, nobody looks for one.
+    swap_limits: u32,
 }
 
 impl Groups {
     pub fn new() -> Groups {
-        Groups { members: vec![Member::new(ROOT, 0)] }
+        Groups { members: vec![Member::new(ROOT, 0)], swap_limits: 0 }
     }
 
     /// Numbers there are, in use or not: those below this one.
@@ -144,10 +147,12 @@ impl Groups {
         }
         let parent = member.parent;
         member.life = Life::Forwards(parent);
+        let limits_swap = member.swap_max.take().is_some();
         let lrus = std::mem::take(&mut member.lrus);
         for (node, lru) in lrus.into_iter().enumerate().filter(|(_, lru)| lru.len() > 0) {
             self.lru_mut(parent, node as u8).inherit(slots, lru);
         }
+        self.swap_limits -= u32::from(limits_swap);
         let heir = self.member_mut(parent);
         heir.children -= 1;
         heir.names += 1;
@@ -175,6 +180,12 @@ impl Groups {
 
     pub fn set_zswap_max(&mut self, number: u16, bytes: Option<u64>) {
         self.member_mut(number).zswap_max = bytes;
+    }
+
+    pub fn set_swap_max(&mut self, number: u16, bytes: Option<u64>) {
+        let before = std::mem::replace(&mut self.member_mut(number).swap_max, bytes);
+        self.swap_limits += u32::from(bytes.is_some());
+        self.swap_limits -= u32::from(before.is_some());
     }
 
     pub fn set_writeback(&mut self, number: u16, allowed: bool) {
@@ -229,9 +240,19 @@ impl Groups {
         self.member(number).zswap_max
     }
 
-    /// Whether a group, or one above it, has a limit.
+    /// A group's limit in bytes swapped out, wherever they are.
+    pub fn swap_max(&self, number: u16) -> Option<u64> {
+        self.member(number).swap_max
+    }
+
+    /// Whether a group, or one above it, has a limit of either kind.
     pub fn is_limited(&self, number: u16) -> bool {
-        self.path(number).any(|number| self.member(number).zswap_max.is_some())
+        self.path(number).any(|number| self.member(number).zswap_max.is_some()) || self.is_swap_limited(number)
+    }
+
+    /// Whether a group, or one above it, has a limit to what is swapped out.
+    pub fn is_swap_limited(&self, number: u16) -> bool {
+        self.swap_limits > 0 && self.path(number).any(|number| self.member(number).swap_max.is_some())
     }
 }
 
@@ -323,7 +344,14 @@ impl Groups {
         let of = |member: &Member| {
             // A group that was removed forwards as far as its shard has followed.
             let life = Some(member.life).filter(|life| !matches!(life, Life::Forwards(_)));
-            (life, member.generation, member.parent, member.children, member.zswap_max, member.writeback)
+            (
+                life,
+                member.generation,
+                member.parent,
+                member.children,
+                (member.zswap_max, member.swap_max),
+                member.writeback,
+            )
         };
         self.members.iter().map(of).eq(other.members.iter().map(of))
     }
@@ -351,6 +379,8 @@ impl Groups {
                 lists.push(((number as u16, node as u8), lru.check_valid(slots)));
             }
         }
+        let swap_limits = self.members.iter().filter(|member| member.swap_max.is_some()).count();
+        assert_eq!(self.swap_limits as usize, swap_limits, "groups with a limit to what is swapped out");
         for (number, member) in self.members.iter().enumerate() {
             let living = matches!(member.life, Life::Online | Life::Offline);
             assert_eq!(member.names, named[number], "names of group {number}");
@@ -373,6 +403,7 @@ impl Member {
             children: 0,
             names: 0,
             zswap_max: None,
+            swap_max: None,
             writeback: true,
             counters: GroupCounters::default(),
             lrus: Vec::new(),

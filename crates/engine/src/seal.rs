@@ -68,7 +68,8 @@ mod tests {
             let mut sealed = vec![7; length];
             let nonce = sealer.nonce();
             let tag = sealer.seal(nonce, 3, &mut sealed);
-            assert_ne!(sealed, vec![7; length]);
+            // One byte may come out as it went in: each 256th time.
+            assert!(length == 1 || sealed != vec![7; length], "sealed in name only");
 
             let mut data = sealed.clone();
             assert_eq!(sealer.open(nonce, 3, &tag, &mut data), Ok(()));

@@ -9,8 +9,11 @@
 //! 4. Shared without a lock are the number of pages that all pools hold, whether they have been at their cap, and the time
 //!    that tells which entry of two shards is older. All are hints to a store that has not begun: it adds a page at most, so the
 //!    cap is exceeded by a page at most for each store under way.
-//! 5. Locks are taken in the order of their numbers.
+//! 5. A page of a group that is limited in what it swaps out (`swap_max`) goes in with all of them locked, and so within the
+//!    limit however many threads store at once. As long as there is no such limit, nobody pays for that.
+//! 6. Locks are taken in the order of their numbers.
 
+use crate::PAGE_SIZE;
 use crate::counters::GroupCounters;
 use crate::groups::{Cursor, Group, GroupError, Groups, Scope};
 use crate::pools::Memory;
@@ -19,7 +22,7 @@ use crate::state::State;
 use crate::swapfile::Run;
 use crate::sync::Ordering::Relaxed;
 use crate::sync::{AtomicBool, AtomicU8, AtomicU64, Mutex, MutexGuard};
-use crate::zswap::Config;
+use crate::zswap::{Config, Refusal};
 use std::cell::Cell;
 use std::sync::Arc;
 
@@ -185,6 +188,41 @@ impl All<'_> {
             let max = self.tree().zswap_max(number)?;
             (self.zswap(number) >= max).then_some((number, max))
         })
+    }
+
+    /// How many pages a group may still swap out, and the first group on the path that allows the fewest.
+    fn swap_room(&self, number: u16) -> (u64, u16) {
+        let room = |number: u16| {
+            let used: u64 = self.iter().map(|state| state.groups.counters(number).swap()).sum();
+            let max = self.tree().swap_max(number)?;
+            Some((max.saturating_sub(used) / PAGE_SIZE as u64, number))
+        };
+        self.tree().path(number).filter_map(room).min_by_key(|(pages, _)| *pages).unwrap_or((u64::MAX, number))
+    }
+
+    /// Whether a group may swap out so many pages more. If not, that is counted.
+    pub fn admit_swap(&mut self, number: u16, pages: usize) -> Result<(), Refusal> {
+        let (room, limited) = self.swap_room(number);
+        if room >= pages as u64 {
+            return Ok(());
+        }
+        self.count_swap_max(number, limited);
+        Err(Refusal::SwapMax)
+    }
+
+    /// How many of so many pages a group may swap out. None at all is a refusal, and counted.
+    pub fn grant_swap(&mut self, number: u16, pages: u64) -> u64 {
+        let (room, limited) = self.swap_room(number);
+        if room == 0 && pages > 0 {
+            self.count_swap_max(number, limited);
+        }
+        room.min(pages)
+    }
+
+    fn count_swap_max(&mut self, number: u16, limited: u16) {
+        let groups = &mut self.one().groups;
+        groups.charge(limited, |counters| counters.swap_max += 1);
+        groups.charge(number, |counters| counters.swap_fail += 1);
     }
 
     /// Entries on the lists of a group and node.

@@ -8,7 +8,7 @@ use crate::shards::Shared;
 use crate::slots::{Heat, Location, Object, Sealed, Slot, Slots, Writing};
 use crate::swapfile::Run;
 use crate::sync::Ordering::Relaxed;
-use crate::zpool::AllocError;
+use crate::zpool::{AllocError, copy};
 use crate::zswap::{Config, Refusal};
 use crate::{PAGE_SIZE, Page};
 use std::collections::{HashMap, HashSet};
@@ -96,6 +96,9 @@ impl State {
 
     /// Lets a store in, or not, for a reason that is counted here.
     pub fn admit(&self, group: u16, events: &Events) -> Result<Admission, Refusal> {
+        if !self.config.enabled {
+            return Err(Refusal::Pool);
+        }
         if !self.has_room() {
             events.pool_limit_hit.count();
             return Err(Refusal::Pool);
@@ -191,18 +194,18 @@ impl State {
             Location::Pooled { object, .. } => (object, true),
             Location::Writing(Writing { object, .. }) => (object, false),
         };
-        self.slots.mark_loaded(slot);
-        let data = self.pools.get(object);
-        let length = data.len();
-        let whole = length == PAGE_SIZE;
-        if whole { page.as_mut_slice() } else { &mut buffer[..length] }.copy_from_slice(data);
-        // What follows reads memory that the copy does not need and the invalidation will: here they wait for it together.
-        self.pools.check_owner(object, slot);
+        // This reads memory that the copy does not need and the invalidation will: all is on the way from there together.
         if listed {
             let home = self.home_of(slot);
             let (lru, slots) = self.lru(home, object.pool);
             lru.check_member(slots, slot);
         }
+        self.pools.check_owner(object, slot);
+        let data = self.pools.get(object);
+        let length = data.len();
+        let whole = length == PAGE_SIZE;
+        copy(if whole { page.as_mut_slice() } else { &mut buffer[..length] }, data);
+        self.slots.mark_loaded(slot);
         self.count_load(slot, Some(object.pool), false);
         if whole { Found::Page } else { Found::Pool { pool: object.pool, length } }
     }

@@ -7,7 +7,7 @@
 
 use crate::PAGE_SIZE;
 use crate::table::{CellOf, Links, List, Nodes, Table};
-use crate::zpool::{AllocError, Allocator, MAX_ZSPAGES, PageSource, Place};
+use crate::zpool::{AllocError, Allocator, MAX_ZSPAGES, PageSource, Place, copy};
 use std::sync::Arc;
 
 const CHUNK: usize = 64;
@@ -85,7 +85,7 @@ impl<M: PageSource> Allocator for Zbud<M> {
         let end = (budpage.lengths[0] != 0) as usize;
         budpage.lengths[end] = data.len() as u16;
         let range = budpage.range(end);
-        budpage.run.as_mut()[range].copy_from_slice(data);
+        copy(&mut budpage.run.as_mut()[range], data);
         if let Some(list) = budpage.list() {
             self.unbuddied[list].push_front(&mut self.budpages, index);
         }

@@ -125,6 +125,16 @@ pub(crate) enum AllocError {
     Metadata,
 }
 
+/// Copies bytes to or from a pool's memory, in pieces: for a long slice the C library may use a single instruction
+/// (`rep movsb`), which takes longer where memory has to be waited for.
+pub(crate) fn copy(to: &mut [u8], from: &[u8]) {
+    const PIECE: usize = 512;
+    assert_eq!(to.len(), from.len(), "a copy of another length");
+    for (to, from) in to.chunks_mut(PIECE).zip(from.chunks(PIECE)) {
+        to.copy_from_slice(from);
+    }
+}
+
 /// Keeps objects of 1 to PAGE_SIZE bytes in whole pages. An object's owner keeps its place and its length, and tells them
 /// with every call. There is no lock in it: who has it has one around it.
 pub(crate) trait Allocator: Send {

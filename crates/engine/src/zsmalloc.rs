@@ -14,7 +14,9 @@
 
 use crate::PAGE_SIZE;
 use crate::table::{CellOf, Links, List, NIL, Nodes, Table};
-use crate::zpool::{AllocError, Allocator, MAX_PLACES, MAX_ZSPAGE_PAGES, MAX_ZSPAGES, PageRun, PageSource, Place};
+use crate::zpool::{
+    AllocError, Allocator, MAX_PLACES, MAX_ZSPAGE_PAGES, MAX_ZSPAGES, PageRun, PageSource, Place, copy,
+};
 use smallvec::SmallVec;
 use std::sync::Arc;
 
@@ -265,7 +267,7 @@ impl<M: PageSource> Zsmalloc<M> {
                 zspage.places[index] = owner;
             }
             zspage.used += 1;
-            zspage.run.as_mut()[index * size..][..data.len()].copy_from_slice(data);
+            copy(&mut zspage.run.as_mut()[index * size..][..data.len()], data);
         });
         place
     }
@@ -276,7 +278,10 @@ impl<M: PageSource> Zsmalloc<M> {
             assert!(zspage.places[index as usize] & HOLE == 0, "place {index} is free already");
             zspage.chain(index);
             zspage.used -= 1;
-            zspage.trim();
+            // Else the last place, which nothing has read, is no hole.
+            if index as usize + 1 == zspage.places.len() {
+                zspage.trim();
+            }
         })
     }
 

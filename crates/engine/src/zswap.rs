@@ -21,12 +21,12 @@ use crate::compress::{Compressor, with_scratch};
 use crate::counters::{Events, GroupCounters};
 use crate::disk::{Swap, Writeback};
 use crate::folio::{FolioCounters, MAX_FOLIO_ORDER};
-use crate::groups::Home;
+use crate::groups::{Group, Home};
 use crate::policy::{Policy, PoolReferences};
 use crate::seal::Sealer;
 use crate::shards::{MAX_SHARDS, Shards};
 use crate::slots::{Sealed, Slot};
-use crate::state::{Admission, Found};
+use crate::state::{Admission, Found, State};
 use crate::swapfile::{DiskSpace, SwapFile};
 use crate::sync::{Mutex, RwLock};
 use crate::writeback::Cluster;
@@ -86,6 +86,9 @@ pub enum SwapOutError {
     /// The pool has refused the page, and its group, or one above it, forbids writing it to the swap file.
     #[error("the pool has refused the page, and its group forbids writeback")]
     WritebackForbidden,
+    /// The page's group, or one above it, has swapped out as much as it may.
+    #[error("the group of the page has swapped out as much as its limit allows")]
+    SwapMax,
     /// The page's group was removed.
     #[error("the group of the page was removed")]
     NoGroup,
@@ -110,7 +113,20 @@ pub enum LoadError {
 pub(crate) enum Refusal {
     /// It may go to the swap file.
     Pool,
+    /// It may go nowhere.
+    SwapMax,
     NoGroup,
+}
+
+/// What a refusal comes to where there is no other place to go.
+impl From<Refusal> for SwapOutError {
+    fn from(refusal: Refusal) -> SwapOutError {
+        match refusal {
+            Refusal::Pool => SwapOutError::NoSpace,
+            Refusal::SwapMax => SwapOutError::SwapMax,
+            Refusal::NoGroup => SwapOutError::NoGroup,
+        }
+    }
 }
 
 /// Where a page was loaded from.
@@ -166,24 +182,50 @@ impl Zswap {
     pub fn swap_out(&self, page: &Page, home: Home) -> Result<Slot, SwapOutError> {
         let fill = same_filled(page);
         let stored = match fill {
-            // Zeros need neither pool nor disk, so that no limit applies to them.
-            Some(value) if value == [0; 8] => return self.store_zeros(home),
-            _ => self.admit(home).and_then(|admission| self.store(page, fill, home, admission, counting_zswpout)),
+            // Zeros need neither pool nor disk, so that no limit applies to them but that of what is swapped out.
+            Some(value) if value == [0; 8] => self.store_zeros(home).map_err(SwapOutError::from),
+            _ => {
+                let admission = self.admit(home, 1);
+                let stored = admission.and_then(|admission| self.store(page, fill, home, admission, counting_zswpout));
+                stored.or_else(|refusal| match refusal {
+                    Refusal::Pool => self.write_refused(page, home),
+                    refusal => Err(refusal.into()),
+                })
+            }
         };
-        stored.or_else(|refusal| match refusal {
-            Refusal::Pool => self.write_refused(page, home),
-            Refusal::NoGroup => Err(SwapOutError::NoGroup),
-        })
+        stored.inspect_err(|error| self.count_failure(error, home))
     }
 
-    /// Whether the pool takes a page from `home` now. A group on the path that has reached its limit is shrunk, once.
-    pub(crate) fn admit(&self, home: Home) -> Result<Admission, Refusal> {
+    /// Counts that there was no space.
+    pub(crate) fn count_failure(&self, error: &SwapOutError, home: Home) {
+        if let SwapOutError::NoSpace = error {
+            let mut state = self.shards.any();
+            if let Some(group) = state.groups.find(home.group) {
+                state.groups.charge(group, |counters| counters.swap_fail += 1);
+            }
+        }
+    }
+
+    /// How many of so many pages a group may swap out, within its limit and those above it. None at all is a refusal, and
+    /// counted as one; 0, too, if the group was removed.
+    pub fn swap_room(&self, group: Group, pages: u64) -> u64 {
+        let state = self.shards.any();
+        let Some(number) = state.groups.find(group) else { return 0 };
+        if !state.groups.is_swap_limited(number) {
+            return pages;
+        }
+        drop(state);
+        let mut all = self.shards.all();
+        let number = all.one().groups.find(group);
+        number.map_or(0, |number| all.grant_swap(number, pages))
+    }
+
+    /// Whether `pages` more from `home` may be swapped out, and the pool takes them now. A group on the path that has reached
+    /// its limit there is shrunk, once.
+    pub(crate) fn admit(&self, home: Home, pages: usize) -> Result<Admission, Refusal> {
         for may_shrink in [true, false] {
             let state = self.shards.any();
             let group = state.group(home.group)?;
-            if !state.config.enabled {
-                return Err(Refusal::Pool);
-            }
             if !state.groups.is_limited(group) {
                 return state.admit(group, &self.events);
             }
@@ -191,7 +233,11 @@ impl Zswap {
             // What a group has is the sum over the shards. It may have been removed meanwhile.
             let mut all = self.shards.all();
             let group = all.one().group(home.group)?;
-            let Some((top, max)) = all.at_limit(group) else { return all.one().admit(group, &self.events) };
+            all.admit_swap(group, pages)?;
+            let enabled = all.one().config.enabled;
+            let Some((top, max)) = all.at_limit(group).filter(|_| enabled) else {
+                return all.one().admit(group, &self.events);
+            };
             if max == 0 || !may_shrink {
                 all.one().groups.counters_mut(top).zswap_max_hit += 1;
                 return Err(Refusal::Pool);
@@ -227,9 +273,7 @@ impl Zswap {
             }
             let data = length.map_or(page.as_slice(), |length| &scratch.buffer[..length]);
             // The group and the pool may have gone since: both are looked up again.
-            let mut state = self.shards.any();
-            let group = state.group(home.group)?;
-            match state.store(pool, data, group, home.node) {
+            self.insert(home, |state, group| match state.store(pool, data, group, home.node) {
                 Ok(slot) => {
                     state.groups.charge(group, count);
                     Ok(slot)
@@ -241,15 +285,31 @@ impl Zswap {
                     }
                     Err(Refusal::Pool)
                 }
-            }
+            })
         })
     }
 
-    fn store_zeros(&self, home: Home) -> Result<Slot, SwapOutError> {
-        self.store_filled([0; 8], home, |counters| counters.swpout_zero += 1).map_err(|refusal| match refusal {
-            Refusal::Pool => SwapOutError::NoSpace,
-            Refusal::NoGroup => SwapOutError::NoGroup,
-        })
+    /// Puts a page of `home` into a shard, unless that exceeds what may be swapped out.
+    pub(crate) fn insert(
+        &self,
+        home: Home,
+        insert: impl FnOnce(&mut State, u16) -> Result<Slot, Refusal>,
+    ) -> Result<Slot, Refusal> {
+        let mut state = self.shards.any();
+        let group = state.group(home.group)?;
+        if !state.groups.is_swap_limited(group) {
+            return insert(&mut state, group);
+        }
+        drop(state);
+        // Others may have stored since this page was admitted. Nobody does between this look and the charge.
+        let mut all = self.shards.all();
+        let group = all.one().group(home.group)?;
+        all.admit_swap(group, 1)?;
+        insert(all.one(), group)
+    }
+
+    pub(crate) fn store_zeros(&self, home: Home) -> Result<Slot, Refusal> {
+        self.store_filled([0; 8], home, |counters| counters.swpout_zero += 1)
     }
 
     pub(crate) fn store_filled(
@@ -258,14 +318,14 @@ impl Zswap {
         home: Home,
         count: fn(&mut GroupCounters),
     ) -> Result<Slot, Refusal> {
-        let mut state = self.shards.any();
-        let group = state.group(home.group)?;
-        let Some(slot) = state.store_filled(value, group, home.node) else {
-            self.events.reject_kmemcache_fail.count();
-            return Err(Refusal::Pool);
-        };
-        state.groups.charge(group, count);
-        Ok(slot)
+        self.insert(home, |state, group| {
+            let Some(slot) = state.store_filled(value, group, home.node) else {
+                self.events.reject_kmemcache_fail.count();
+                return Err(Refusal::Pool);
+            };
+            state.groups.charge(group, count);
+            Ok(slot)
+        })
     }
 
     fn write_refused(&self, page: &Page, home: Home) -> Result<Slot, SwapOutError> {

@@ -152,6 +152,97 @@ fn a_limit_of_0_never_stores() {
     assert_eq!(zswap.counters().root.zswpout, 1);
 }
 
+// "memory.swap.max": pages swapped out, in the pool or on disk, of a group and all below it.
+#[test]
+fn a_group_swaps_out_no_more_than_it_may() {
+    let (zswap, _) = zswap(ROOMY, true);
+    let (limited, neighbour) = (group(&zswap), group(&zswap));
+    let child = zswap.create_group(limited).unwrap();
+    zswap.set_swap_max(limited, Some(4 * 4096)).unwrap();
+    let counts = |group| {
+        let counters = zswap.group_counters(group).unwrap();
+        (counters.zswapped + counters.swapped, counters.swap_max, counters.swap_fail)
+    };
+    let mut slots = fill(&zswap, 0..2, of(child));
+    slots.push(zswap.swap_out(&[0; PAGE_SIZE], of(limited)).unwrap());
+    zswap.set_zswap_max(child, Some(0)).unwrap();
+    slots.push(zswap.swap_out(&page(3), of(child)).unwrap());
+    assert_eq!(expect(&zswap, slots[3], &page(3)), Origin::Disk);
+    assert_eq!((counts(limited), counts(child)), ((4 * 4096, 0, 0), (3 * 4096, 0, 0)));
+    for (refused, home) in [(page(4), of(child)), ([0; PAGE_SIZE], of(limited)), ([7; PAGE_SIZE], of(limited))] {
+        assert!(matches!(zswap.swap_out(&refused, home), Err(SwapOutError::SwapMax)));
+    }
+    assert_eq!((counts(limited), counts(child)), ((4 * 4096, 3, 3), (3 * 4096, 0, 1)), "the limit is not the child's");
+    assert_eq!((zswap.counters().root.swap_max, counts(neighbour).1), (3, 0));
+    zswap.swap_out(&page(5), of(neighbour)).unwrap();
+
+    // Written back is swapped out all the same.
+    zswap.shrink(u64::MAX);
+    assert!(matches!(zswap.swap_out(&page(4), of(limited)), Err(SwapOutError::SwapMax)));
+    // What is there may be more than is allowed; it comes back as ever, and makes room only once it is below.
+    zswap.set_swap_max(limited, Some(2 * 4096)).unwrap();
+    for page in [page(0), page(1)] {
+        assert!(matches!(zswap.swap_out(&page, of(limited)), Err(SwapOutError::SwapMax)));
+        let slot = slots.remove(0);
+        expect(&zswap, slot, &page);
+        zswap.invalidate(slot);
+    }
+    assert!(matches!(zswap.swap_out(&page(0), of(limited)), Err(SwapOutError::SwapMax)));
+    zswap.set_swap_max(limited, None).unwrap();
+    zswap.swap_out(&page(0), of(limited)).unwrap();
+    zswap.check_valid();
+}
+
+#[test]
+fn a_folio_is_swapped_out_whole_or_not_at_all_within_the_limit() {
+    let (zswap, faults) = zswap(ROOMY, true);
+    let group = group(&zswap);
+    zswap.set_swap_max(group, Some(7 * 4096)).unwrap();
+    let mixed: Vec<Page> = (0..4).map(|i| if i % 2 == 0 { [0; PAGE_SIZE] } else { page(i) }).collect();
+    let slots = zswap.swap_out_folio(&mixed, of(group)).unwrap();
+    for on_disk in [false, true] {
+        zswap.set_zswap_max(group, on_disk.then_some(0)).unwrap();
+        assert!(matches!(zswap.swap_out_folio(&mixed, of(group)), Err(SwapOutError::SwapMax)));
+        assert_eq!(
+            (zswap.counters().root.swap_max, zswap.group_counters(group).unwrap().zswapped),
+            (1 + u64::from(on_disk), 4 * 4096)
+        );
+    }
+    assert_eq!(faults.writes.load(Relaxed), 0, "written in vain");
+    slots.into_iter().for_each(|slot| zswap.invalidate(slot));
+    zswap.swap_out_folio(&mixed, of(group)).unwrap();
+    zswap.check_valid();
+}
+
+#[test]
+fn what_may_be_swapped_out_is_told_beforehand() {
+    let (zswap, _) = zswap(ROOMY, false);
+    let group = group(&zswap);
+    let child = zswap.create_group(group).unwrap();
+    let refusals = || zswap.group_counters(child).unwrap().swap_fail;
+    assert_eq!((zswap.swap_room(child, 100), refusals()), (100, 0));
+    zswap.set_swap_max(group, Some(10 * 4096)).unwrap();
+    fill(&zswap, 0..7, of(group));
+    assert_eq!((zswap.swap_room(child, 100), zswap.swap_room(child, 2), refusals()), (3, 2, 0));
+    fill(&zswap, 0..3, of(child));
+    assert_eq!((zswap.swap_room(child, 100), zswap.swap_room(child, 0), refusals()), (0, 0, 1));
+    assert_eq!(zswap.swap_of(&[Group::ROOT, group, child]), [10 * 4096, 10 * 4096, 3 * 4096]);
+    zswap.remove_group(child).unwrap();
+    assert_eq!((zswap.swap_room(child, 100), zswap.swap_of(&[child])), (0, vec![0]));
+    zswap.check_valid();
+}
+
+// "fail": also for want of space.
+#[test]
+fn what_finds_no_space_has_failed() {
+    let (zswap, _) = zswap(Config { enabled: false, ..ROOMY }, false);
+    let group = group(&zswap);
+    assert!(matches!(zswap.swap_out(&page(1), of(group)), Err(SwapOutError::NoSpace)));
+    assert!(matches!(zswap.swap_out_folio(&[page(1), [0; PAGE_SIZE]], of(group)), Err(SwapOutError::NoSpace)));
+    let counters = zswap.group_counters(group).unwrap();
+    assert_eq!((counters.swap_max, counters.swap_fail), (0, 2));
+}
+
 // "memory.zswap.writeback (0 = never to disk, stores that are refused included; hierarchical)"
 #[test]
 fn without_writeback_nothing_of_a_group_reaches_the_disk() {

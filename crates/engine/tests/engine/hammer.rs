@@ -14,6 +14,8 @@ const STEPS: usize = 3000;
 fn work(zswap: &Zswap, random: &mut Random, owned: &mut Vec<(Slot, u64)>) {
     let parent = group(zswap);
     zswap.set_zswap_max(parent, (random.below(2) == 0).then_some(200 << 10)).expect("it is there");
+    let most = (random.below(2) == 0).then_some(400 << 10);
+    zswap.set_swap_max(parent, most).expect("it is there");
     let mut child = zswap.create_group(parent).expect("room");
     for step in 0..STEPS {
         if step % 300 == 0 {
@@ -29,6 +31,7 @@ fn work(zswap: &Zswap, random: &mut Random, owned: &mut Vec<(Slot, u64)>) {
                 if let Ok(slot) = zswap.swap_out(&content(seed), home) {
                     owned.push((slot, seed));
                 }
+                assert!(most.is_none_or(|most| zswap.swap_of(&[parent])[0] <= most), "past the limit");
             }
             (4..7, Some(which)) => {
                 let (slot, seed) = owned.swap_remove(which);

@@ -2,6 +2,7 @@
 
 use crate::common::*;
 use proptest::prelude::*;
+use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use uzswap_engine::*;
 
@@ -20,6 +21,7 @@ enum Step {
     RemoveGroup { which: prop::sample::Index },
     TakeOffline { which: prop::sample::Index },
     SetZswapMax { which: prop::sample::Index, pages: Option<u64> },
+    SetSwapMax { which: prop::sample::Index, pages: Option<u64> },
     SetWriteback { which: prop::sample::Index, allowed: bool },
     Compact,
     SetCompressor { index: usize },
@@ -47,6 +49,7 @@ fn step() -> impl Strategy<Value = Step> {
         2 => which().prop_map(|which| Step::RemoveGroup { which }),
         1 => which().prop_map(|which| Step::TakeOffline { which }),
         1 => (which(), prop::option::of(0u64..10)).prop_map(|(which, pages)| Step::SetZswapMax { which, pages }),
+        1 => (which(), prop::option::of(0u64..20)).prop_map(|(which, pages)| Step::SetSwapMax { which, pages }),
         1 => (which(), any::<bool>()).prop_map(|(which, allowed)| Step::SetWriteback { which, allowed }),
         1 => Just(Step::Compact),
         1 => (0usize..4).prop_map(|index| Step::SetCompressor { index }),
@@ -73,6 +76,8 @@ struct Tree {
     /// Each group, its parent, and whether it may write back.
     groups: Vec<(Group, Group, bool)>,
     root_is_read_only: bool,
+    /// In pages.
+    swap_max: HashMap<Group, u64>,
 }
 
 impl Tree {
@@ -86,6 +91,15 @@ impl Tree {
             None => !self.root_is_read_only,
             Some(&(_, parent, allowed)) => allowed && self.may_write_back(parent),
         }
+    }
+
+    /// How many pages the limits of a group and of those above it still let out.
+    fn swap_room(&self, zswap: &Zswap, group: Group) -> u64 {
+        let counters = zswap.group_counters(group).unwrap();
+        let held = (counters.zswapped + counters.swapped) / 4096;
+        let own = self.swap_max.get(&group).map_or(u64::MAX, |max| max.saturating_sub(held));
+        let parent = self.groups.iter().find(|(found, ..)| *found == group).map(|(_, parent, _)| *parent);
+        own.min(parent.map_or(u64::MAX, |parent| self.swap_room(zswap, parent)))
     }
 
     fn set_writeback(&mut self, group: Group, allowed: bool) {
@@ -105,7 +119,9 @@ fn run(policy: Policy, writeback: Writeback, swap: bool, limit: Option<u64>, ste
     let mut model: Vec<(Slot, Page)> = Vec::new();
     for step in steps {
         let pick = |which: prop::sample::Index| (!model.is_empty()).then(|| which.index(model.len()));
-        let refused = |error, group| match error {
+        let refused = |error, group, room, pages| match error {
+            SwapOutError::SwapMax => assert!(room < pages, "refused with room for {room} of {pages}"),
+            _ if room < pages => panic!("refused for another reason: {error}"),
             SwapOutError::Io(_) => assert!(faults.write_errors.load(Relaxed) || faults.short_writes.load(Relaxed)),
             SwapOutError::WritebackForbidden => assert!(!tree.may_write_back(group)),
             SwapOutError::NoSpace => {}
@@ -115,12 +131,15 @@ fn run(policy: Policy, writeback: Writeback, swap: bool, limit: Option<u64>, ste
             Step::SwapOut { kind, seed, group, node } => {
                 let page = content(kind, seed);
                 let group = tree.pick(group);
+                let room = tree.swap_room(&zswap, group);
+                assert_eq!(zswap.swap_room(group, 1), room.min(1));
                 match zswap.swap_out(&page, Home { group, node }) {
                     Ok(slot) => {
                         assert!(model.iter().all(|(other, _)| *other != slot), "a slot in use is given out");
+                        assert!(room >= 1, "past a limit");
                         model.push((slot, page));
                     }
-                    Err(error) => refused(error, group),
+                    Err(error) => refused(error, group, room, 1),
                 }
             }
             Step::SwapOutFolio { order, seed, group } => {
@@ -128,10 +147,14 @@ fn run(policy: Policy, writeback: Writeback, swap: bool, limit: Option<u64>, ste
                 let group = tree.pick(group);
                 let pages_held = || zswap.counters().stored_pages + zswap.counters().swapped_pages;
                 let before = pages_held();
+                let room = tree.swap_room(&zswap, group);
                 match zswap.swap_out_folio(&pages, Home { group, node: 0 }) {
-                    Ok(slots) => model.extend(slots.into_iter().zip(pages)),
+                    Ok(slots) => {
+                        assert!(room >= pages.len() as u64, "past a limit");
+                        model.extend(slots.into_iter().zip(pages));
+                    }
                     Err(error) => {
-                        refused(error, group);
+                        refused(error, group, room, pages.len() as u64);
                         // A group at its limit may have been shrunk for it.
                         assert_eq!(pages_held(), before, "nothing is left of it");
                     }
@@ -177,11 +200,20 @@ fn run(policy: Policy, writeback: Writeback, swap: bool, limit: Option<u64>, ste
                 } else {
                     assert_eq!(removed, Ok(()));
                     tree.groups.retain(|(other, ..)| *other != group);
+                    tree.swap_max.remove(&group);
                 }
             }
             Step::TakeOffline { which } => drop(zswap.take_group_offline(tree.pick(which))),
             Step::SetZswapMax { which, pages } => {
                 zswap.set_zswap_max(tree.pick(which), pages.map(|pages| pages * 4096)).unwrap();
+            }
+            Step::SetSwapMax { which, pages } => {
+                let group = tree.pick(which);
+                zswap.set_swap_max(group, pages.map(|pages| pages * 4096)).unwrap();
+                match pages {
+                    Some(pages) => tree.swap_max.insert(group, pages),
+                    None => tree.swap_max.remove(&group),
+                };
             }
             Step::SetWriteback { which, allowed } => {
                 let group = tree.pick(which);

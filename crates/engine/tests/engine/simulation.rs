@@ -177,7 +177,7 @@ impl Machine {
     fn change_groups(&mut self) {
         let which = self.random.below(self.groups.len());
         let (group, _) = self.groups[which];
-        match self.random.below(10) {
+        match self.random.below(11) {
             0..4 if self.groups.len() < MAX_GROUPS => {
                 self.groups.push((self.zswap.create_group(group).expect("room"), group));
             }
@@ -191,6 +191,10 @@ impl Machine {
                 // The root's would hold for everything.
                 let max = max.filter(|_| group != Group::ROOT);
                 self.zswap.set_zswap_max(group, max).expect("it is there");
+            }
+            9 => {
+                let max = (self.random.below(4) == 0 && group != Group::ROOT).then_some(200 << 10);
+                self.zswap.set_swap_max(group, max).expect("it is there");
             }
             _ => {
                 let allowed = group == Group::ROOT || self.random.below(4) > 0;

@@ -91,6 +91,21 @@ fn stores_of_a_group_at_its_limit_shrink_it() {
     });
 }
 
+#[test]
+fn stores_at_once_keep_to_what_may_be_swapped_out() {
+    explore(|| {
+        let machine = Machine::new(Config { shards: 2, ..SMALL });
+        let parent = machine.zswap.create_group(ROOT).expect("room");
+        let child = machine.zswap.create_group(parent).expect("room");
+        machine.zswap.set_swap_max(parent, Some(2 * PAGE_SIZE as u64)).expect("it is there");
+        let page = machine.store(1, of(child)).expect("room");
+        let (a, b) = at_once(|| machine.store(2, of(child)), || machine.store(0, of(parent)));
+        assert!(a.is_ok() != b.is_ok(), "there was room for one");
+        assert_eq!(machine.zswap.swap_of(&[parent, child])[0], 2 * PAGE_SIZE as u64);
+        machine.end([page].into_iter().chain(a).chain(b));
+    });
+}
+
 /// What the threads of a random program share.
 struct Job {
     machine: Machine,
@@ -132,7 +147,7 @@ impl Job {
         let zswap = &machine.zswap;
         let home = of(self.group());
         let which = if owned.is_empty() { None } else { Some(below(owned.len())) };
-        match (below(24), which) {
+        match (below(25), which) {
             (0..5, _) | (_, None) => owned.extend(machine.store(below(200) as u8, home)),
             (5..8, Some(which)) => drop(machine.take(owned.swap_remove(which))),
             (8..10, Some(which)) => drop(machine.read(owned[which])),
@@ -151,6 +166,7 @@ impl Job {
             // The group may have been removed since it was chosen.
             (21, _) => drop(zswap.set_writeback(home.group, below(2) > 0)),
             (22, _) => drop(zswap.set_zswap_max(home.group, Some(below(200) as u64).filter(|max| max % 2 > 0))),
+            (23, _) => drop(zswap.set_swap_max(home.group, [None, Some(FEW_PAGES)][below(2)])),
             (_, _) => machine.disk.set_failing(below(2) > 0),
         }
     }

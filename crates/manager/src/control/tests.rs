@@ -162,6 +162,7 @@ fn full_figures() -> Figures {
             swpin_zero: 28,
             swpout_zero: 29,
             zswap_max_hit: 30,
+            ..GroupCounters::default()
         },
         anon: 40,
         anon_by_node: Some(vec![30, 10]),
