@@ -12,7 +12,7 @@ import sys
 import time
 
 import harness
-from suite import MIB, PROGRAMS, Context, Result, complaint, counter, need, test
+from suite import MIB, PROGRAMS, Context, Result, Skip, complaint, counter, need, need_root, test
 
 USUAL = ("--memory-max", "64M", "--quiet")
 CODECS = ("lz4", "lzo-rle", "zstd", "deflate")
@@ -81,6 +81,67 @@ def summary(context: Context, test):
     yield check("summary", unless(outcome.status == 0, complaint(outcome)), unless(not missing, f"no counter {missing}"),
                 unless(outcome.stdout.startswith("grow: ") and outcome.stdout.count("\n") == 1, "stdout is not the program's"),
                 unless(1 <= len(lines) <= 12 and "uzswap" in outcome.stderr, f"stderr: {outcome.stderr[:300]!r}"))
+
+
+# --- containers ----------------------------------------------------------------------------------
+
+class MemoryCgroup:
+    """A memory cgroup of the kernel's with a limit, of whichever version there is."""
+
+    def __init__(self, limit: int):
+        mounts = [line.split() for line in harness.read("/proc/self/mounts").decode().splitlines()]
+        first = next((fields[1] for fields in mounts if fields[2] == "cgroup" and "memory" in fields[3].split(",")), None)
+        second = next((fields[1] for fields in mounts if fields[2] == "cgroup2"), None)
+        if not first and "memory" not in harness.read(f"{second}/cgroup.subtree_control").decode().split():
+            raise Skip("no memory cgroup can be made")
+        self.top = first or second
+        self.path = os.path.join(self.top, f"uz-tests-{os.getpid()}")
+        self.file, self.events = ("memory.limit_in_bytes", "memory.oom_control") if first else ("memory.max", "memory.events")
+        self.limit = limit
+
+    def __enter__(self) -> "MemoryCgroup":
+        os.mkdir(self.path)
+        with open(f"{self.path}/{self.file}", "w") as file:
+            file.write(str(self.limit))
+        return self
+
+    def __exit__(self, *_) -> None:
+        wait_until(lambda: not harness.read(f"{self.path}/cgroup.procs"), 10)
+        os.rmdir(self.path)
+
+    def kills(self) -> int:
+        lines = harness.read(f"{self.path}/{self.events}").decode().splitlines()
+        return int(dict(line.split() for line in lines)["oom_kill"])
+
+
+@test("container", 90)
+def container(context: Context, test):
+    """As in a container: a memory cgroup of its own, nothing of cgroups that can be written, other processes out of sight."""
+    need_root()
+    need("unshare")
+    with MemoryCgroup(512 * MIB) as cgroup:
+        directory = context.directory()
+        report = directory / "report"
+        # What a job finds out about its limit is what the manager says; then it works on more than the container may have.
+        shown = f"{context.uzswap} get cgroup/memory.max; {context.uzswap} get parameters/max_pool_percent; cat /proc/mounts"
+        grow = f"{context.program('grow')} 640 0"
+        script = f"""
+            mount --bind {cgroup.path} {cgroup.top} && mount -o remount,bind,ro {cgroup.top} || exit 90
+            mount -t proc proc /proc || exit 91
+            ! mkdir {cgroup.top}/of-my-own 2>/dev/null || exit 92
+            {context.uzswap} run --memory-max 50% --quiet --control {directory}/s -- sh -c '{shown}' > {report} &&
+            {context.uzswap} run --quiet --control {directory}/s -- sh -c '{shown}' >> {report} &&
+            {context.uzswap} run --memory-max 50% --max-pool-percent 25 --quiet -- {grow}
+        """
+        argv = ["sh", "-c", f"echo $$ > {cgroup.path}/cgroup.procs && exec unshare --mount --cgroup --pid --fork sh -c \"$0\"", script]
+        outcome = harness.run(argv, directory, uzswap=context.uzswap, timeout=test.seconds)
+        said = harness.read(report).decode()
+        limits = [int(line) for line in said.splitlines() if line.isdigit()]
+        yield check("container: percentages are of the cgroup's limit",
+                    unless(limits == [256 * MIB, 20, 448 * MIB, 20], f"{limits}; {complaint(outcome)}"))
+        yield check("container: cgroups are read-only", unless(f" {cgroup.top} " in said and " ro," in said, "the mount"))
+        yield check("container: 640 MiB in 512 MiB", unless(outcome.status == 0 and outcome.stdout.startswith("grow: "), complaint(outcome)),
+                    unless(cgroup.kills() == 0, f"{cgroup.kills()} processes were killed for want of memory"))
 
 
 # --- programs that cannot be entered -------------------------------------------------------------

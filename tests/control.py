@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import random
 import shutil
@@ -12,6 +13,7 @@ import struct
 import subprocess
 import threading
 import time
+from contextlib import contextmanager
 from pathlib import Path
 
 import harness
@@ -35,18 +37,14 @@ for line in sys.stdin:
 """
 
 
-class Controlled:
-    """A job whose manager listens, and whose program does as it is told."""
+class Manager:
+    """A manager that listens at a socket."""
 
-    def __init__(self, context: Context, *options):
+    def __init__(self, context: Context):
         self.context, self.socket = context, str(context.directory() / "socket")
-        self.job = context.start(["python3", "-c", MEMORY], "--memory-max", "64M", "--quiet", "--control", self.socket, *options,
-                                 stdin=subprocess.PIPE)
-        # A program that is managed has begun.
-        self.began = wait_until(lambda: os.path.exists(self.socket) and self.get("cgroup/cgroup.procs"), 20)
 
-    def ask(self, *arguments) -> subprocess.CompletedProcess:
-        return ask(self.context, *arguments, "--socket", self.socket)
+    def ask(self, *arguments, prefix=()) -> subprocess.CompletedProcess:
+        return ask(self.context, *arguments, "--socket", self.socket, prefix=prefix)
 
     def get(self, path: str) -> str:
         answer = self.ask("get", path)
@@ -56,12 +54,56 @@ class Controlled:
         lines = dict(line.split() for line in self.get(path).splitlines())
         return int(lines[key])
 
-    def touch(self, mib: int) -> None:
-        """Has the program touch so much more. What it says is in its output."""
-        said = harness.read(self.job.files[0]).count(b"\n")
-        self.job.process.stdin.write(b"%d\n" % mib)
-        self.job.process.stdin.flush()
-        wait_until(lambda: harness.read(self.job.files[0]).count(b"\n") > said, 60)
+    def connect(self) -> socket.socket:
+        client = socket.socket(socket.AF_UNIX)
+        client.settimeout(5)
+        client.connect(self.socket)
+        return client
+
+    @contextmanager
+    def besieged(self, *attacks):
+        """Has another process do this all the time, each in a thread."""
+        def repeat(attack):
+            while True:
+                try:
+                    attack()
+                except OSError:     # the manager has had enough of it
+                    pass
+
+        def besiege():
+            for attack in attacks:
+                threading.Thread(target=repeat, args=[attack]).start()
+
+        besieger = multiprocessing.get_context("fork").Process(target=besiege)
+        besieger.start()
+        try:
+            yield
+        finally:
+            besieger.kill()
+            besieger.join()
+
+
+def touch(job: harness.Job, mib: int, timeout: float = 60) -> bool:
+    """Has a program of MEMORY touch so much more. What it says is in its output; tells whether it said something."""
+    said = lambda: harness.read(job.files[0]).count(b"\n")
+    before = said()
+    job.process.stdin.write(b"%d\n" % mib)
+    job.process.stdin.flush()
+    return wait_until(lambda: said() > before, timeout)
+
+
+class Controlled(Manager):
+    """A job whose manager listens, and whose program does as it is told."""
+
+    def __init__(self, context: Context, *options):
+        super().__init__(context)
+        self.job = context.start(["python3", "-c", MEMORY], "--memory-max", "64M", "--quiet", "--control", self.socket, *options,
+                                 stdin=subprocess.PIPE)
+        # A program that is managed has begun.
+        self.began = wait_until(lambda: os.path.exists(self.socket) and self.get("cgroup/cgroup.procs"), 20)
+
+    def touch(self, mib: int) -> bool:
+        return touch(self.job, mib)
 
     def end(self, timeout: float):
         self.job.process.stdin.close()
@@ -152,7 +194,7 @@ def control_errors(context: Context, test):
         yield check(f"control-errors: {' '.join(arguments)[:60]}", unless(answer.returncode == status, f"status {answer.returncode}"),
                     unless(words in answer.stderr and answer.stderr.count("\n") == 1 and not answer.stdout, f"{answer}"))
     without = {key: value for key, value in os.environ.items() if key != "UZSWAP_SOCKET"}
-    cases = [("no socket named", ["get", "cgroup/memory.max"], without, "--socket"),
+    cases = [("no socket named", ["get", "cgroup/memory.max"], without, "uzswap.sock: does not exist"),
              ("no such socket", ["get", "cgroup/memory.max", "--socket", "/nonexistent"], without, "does not exist"),
              ("the environment names none", ["ls"], {**without, "UZSWAP_SOCKET": "/nonexistent"}, "/nonexistent")]
     for what, arguments, env, words in cases:
@@ -209,14 +251,15 @@ def control_names(context: Context, test):
     yield check("control-names: the front is killed", unless(gone, "something is left"))
 
 
-# Starts a program in each group that it is given the name and the MiB of, which touches that much and says so; ends them all
-# when it hears nothing more.
+# Starts a program in each group that it is given the name and the MiB of, which touches that much and says so, or spins; ends
+# them all when it hears nothing more, but for those that spin.
 GROUPS = """
 import os, subprocess, sys
 children = []
 for line in sys.stdin:
     group, mib = line.split()
-    script = os.environ['UZSWAP'] + f' set cgroup/{group}/cgroup.procs 0 && exec python3 -c "$PROGRAM"'
+    program = "echo spins; while :; do :; done" if mib == "spin" else 'exec python3 -c "$PROGRAM"'
+    script = os.environ['UZSWAP'] + f' set cgroup/{group}/cgroup.procs 0 && {program}'
     child = subprocess.Popen(["sh", "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     child.stdin.write(mib + chr(10))
     child.stdin.flush()
@@ -233,13 +276,13 @@ class Grouped(Controlled):
     """A job of programs in groups."""
 
     def __init__(self, context: Context, *options):
-        self.context, self.socket = context, str(context.directory() / "socket")
+        Manager.__init__(self, context)
         env = {"UZSWAP": context.uzswap, "PROGRAM": MEMORY}
         self.job = context.start(["python3", "-c", GROUPS], "--memory-max", "192M", "--quiet", "--control", self.socket, *options,
                                  stdin=subprocess.PIPE, env=env)
         self.began = wait_until(lambda: os.path.exists(self.socket) and self.get("cgroup/cgroup.procs"), 20)
 
-    def start(self, group: str, mib: int) -> tuple[int, str]:
+    def start(self, group: str, mib: int | str) -> tuple[int, str]:
         """Starts a program in a group; gives its number and what it said."""
         before = harness.read(self.job.files[0]).count(b"\n")
         self.job.process.stdin.write(f"{group} {mib}\n".encode())
@@ -355,6 +398,140 @@ def groups_rules(context: Context, test):
                 unless(outcome.stderr.count("out of memory: killed process") == 1 and "group /full" in outcome.stderr, outcome.stderr))
 
 
+def busy(pid: int, seconds: float) -> float:
+    """The part of a processor that a process takes."""
+    ticks = lambda: sum(map(int, harness.stat_fields(pid)[11:13])) / os.sysconf("SC_CLK_TCK")
+    before, start = ticks(), time.monotonic()
+    time.sleep(seconds)
+    return (ticks() - before) / (time.monotonic() - start)
+
+
+@test("groups-swap", 60)
+def groups_swap(context: Context, test):
+    """memory.swap.max is kept, with nothing lost; when nothing may go out and memory is too small, that group's program is killed."""
+    job = Controlled(context)
+    pid = job.get("cgroup/cgroup.procs").strip()
+    job.ask("mkdir", "g")
+    problems = [answer.stderr for path, value in (("memory.high", "16M"), ("memory.swap.max", "8M"), ("cgroup.procs", pid))
+                for answer in [job.ask("set", f"cgroup/g/{path}", value)] if answer.returncode]
+    seen = []
+    for _ in range(4):
+        job.touch(8)
+        seen.append(int(job.get("cgroup/g/memory.swap.current")))
+    peak, events = int(job.get("cgroup/g/memory.swap.peak")), job.get("cgroup/g/memory.swap.events")
+    count = lambda group, key: job.count(f"cgroup/{group}memory.swap.events", key)
+    yield check("groups-swap: memory.swap.max holds", *problems, unless(max(seen) <= peak <= 8 * MIB < 9 * peak // 8, f"{seen} seen, peak {peak}"),
+                unless(0 < count("g/", "max") <= count("g/", "fail") and events.startswith("high 0\n"), events),
+                unless(count("g/", "max") <= count("", "max"), "not counted above"), unless(job.get("cgroup/g/memory.swap.max") == f"{8 * MIB}\n", "another limit"))
+    share = busy(job.job.manager(), 1)
+    yield check(f"groups-swap: at the limit reclaim rests ({share * 100:.0f} % of a processor)", unless(share < 0.5, "too much"))
+    job.ask("set", "cgroup/g/memory.swap.max", "4M")
+    held, answer = int(job.get("cgroup/g/memory.swap.current")), job.ask("reclaim", "g", "1G")
+    after = int(job.get("cgroup/g/memory.swap.current"))
+    yield check("groups-swap: a lower limit brings nothing back and lets nothing out", unless(4 * MIB < after <= held, f"{held}, then {after}"),
+                unless("temporarily unavailable" in answer.stderr, f"{answer}"))
+    job.touch(0)
+    job.ask("set", "cgroup/g/memory.swap.max", "max")
+    answer = job.ask("reclaim", "g", "8M")
+    yield check("groups-swap: without a limit reclaim goes on", unless(answer.returncode == 0, f"{answer}"),
+                unless(int(job.get("cgroup/g/memory.swap.peak")) > 8 * MIB, job.get("cgroup/g/memory.swap.peak")))
+    job.ask("set", "cgroup/g/memory.high", "max")
+    job.touch(0)
+    outcome = job.end(test.seconds)
+    yield check("groups-swap: all of it is whole", unless((outcome.status, outcome.stdout) == (0, "True\n" * 6), complaint(outcome) + outcome.stdout))
+
+    job = Grouped(context)
+    job.ask("mkdir", "beside")
+    job.ask("mkdir", "none")
+    for name, value in (("memory.max", "16M"), ("memory.swap.max", "0"), ("memory.zswap.max", "0")):
+        job.ask("set", f"cgroup/none/{name}", value)
+    _, beside = job.start("beside", 24)
+    _, said = job.start("none", 40)
+    events, swap = job.get("cgroup/none/memory.events"), job.get("cgroup/none/memory.swap.events")
+    yield check("groups-swap: nothing may go out: out of memory", unless(not said and beside == "True", f"{said} {beside}"), unless("oom_kill 1\n" in events, events),
+                unless(job.get("cgroup/none/memory.swap.peak") == "0\n" and "max 0" not in swap, f"{job.get('cgroup/none/memory.swap.peak')} {swap}"))
+    touched = job.count("cgroup/beside/memory.stat", "zswpout") + job.count("cgroup/beside/memory.events", "oom_kill")
+    outcome = job.end(test.seconds)
+    yield check("groups-swap: one line, and the neighbour is untouched", unless(not touched, "it was reclaimed from"),
+                unless(outcome.stdout.splitlines()[-2:] == ["0", "-9"], complaint(outcome)),
+                unless(outcome.stderr.count("\n") == 1 and "group /none" in outcome.stderr and "memory.swap.max" in outcome.stderr, outcome.stderr),
+                unless(outcome.status == 0, f"status {outcome.status}"))
+
+
+@test("groups-pressure", 60)
+def groups_pressure(context: Context, test):
+    """memory.pressure: a job that thrashes stalls, and so does the group above it; one far below its limit does not."""
+    job = Grouped(context)
+    for group in ("calm", "up", "up/small", "up/spins"):
+        job.ask("mkdir", group)
+    job.ask("set", "cgroup/up/small/memory.max", "16M")
+
+    def pressure(group: str) -> dict:
+        """By kind and key; times in seconds."""
+        lines = (line.split() for line in job.get(f"cgroup/{group}memory.pressure").splitlines())
+        figures = {kind: {key: float(value) for key, value in (field.split("=") for field in fields)} for kind, *fields in lines}
+        for kind in figures:
+            figures[kind]["total"] /= 1e6
+        return figures
+
+    _, calm = job.start("calm", 16)
+    job.start("up/spins", "spin")
+    started = time.monotonic()
+    _, said = job.start("up/small", 40)
+    took = time.monotonic() - started
+    averaged = wait_until(lambda: pressure("")["some"]["avg10"] > 0, 5)
+    small, above, root, quiet = (pressure(group) for group in ("up/small/", "up/", "", "calm/"))
+    times = [figures["some"]["total"] for figures in (small, above, root)]
+    yield check("groups-pressure: a job that thrashes stalls", unless(said == calm == "True", f"{said} {calm}"), unless(0.01 < times[0] < took, f"{small} in {took:.2f} s"))
+    yield check("groups-pressure: the group above sees it", unless(averaged and abs(times[1] - times[0]) < 0.01 and times[2] >= times[1], f"{times}"))
+    yield check("groups-pressure: one thread that stalls is all of them", unless(small["some"]["total"] / 2 < small["full"]["total"] <= small["some"]["total"], f"{small}"),
+                unless(above["full"]["total"] < above["some"]["total"] / 4, f"a neighbour runs, but {above}"))
+    yield check("groups-pressure: averages", *(unless(100 >= figures[kind]["avg10"] >= figures[kind]["avg60"] >= figures[kind]["avg300"] >= 0, f"{figures}")
+                                               for figures in (small, above, root) for kind in figures), unless(small["some"]["avg10"] > 0, f"{small}"))
+    yield check("groups-pressure: far below the limit nothing stalls", unless(set(quiet) == {"some", "full"} and not any(quiet["some"].values()) and not any(quiet["full"].values()), f"{quiet}"))
+    job.ask("set", "cgroup/up/spins/cgroup.kill", "1")
+    outcome = job.end(test.seconds)
+    yield check("groups-pressure: the job is as it was", unless(outcome.status == 0 and outcome.stdout.splitlines()[-3:] == ["0", "-9", "0"], complaint(outcome)))
+
+
+# Makes as many groups as it is told, goes into each, and leaves two processes there that sleep.
+IDLE = """
+import os, socket, struct, subprocess, sys, time
+manager = socket.socket(socket.AF_UNIX)
+manager.connect(os.environ["UZSWAP_SOCKET"])
+def ask(verb, path, value=b""):
+    manager.sendall(b"uz\\x01" + bytes([verb]) + struct.pack("=HH", len(path), len(value)) + path + value)
+    assert manager.recv(4096)[4:8] == bytes(4), path
+for number in range(int(sys.argv[1])):
+    group = b"cgroup/g%d" % number
+    ask(4, group)
+    ask(2, group + b"/cgroup.procs", b"0")
+    for _ in range(2):
+        subprocess.Popen(["sleep", "1000"])
+print("asleep", flush=True)
+time.sleep(1000)
+"""
+
+
+@test("groups-idle", 90)
+def groups_idle(context: Context, test):
+    """200 groups of two processes each that sleep: the manager hardly does anything."""
+    directory = context.directory()
+    socket_path = directory / "socket"
+    job = context.start(["python3", "-c", IDLE, 200], "--memory-max", "512M", "--quiet", "--control", socket_path)
+    began = wait_until(lambda: harness.read(job.files[0]) == b"asleep\n", 60)
+    time.sleep(2)
+    # What else the machine does shows in it: the one in the middle counts.
+    shares = sorted(busy(job.manager(), 4) for _ in range(3))
+    members = lambda number: len(ask(context, "get", f"cgroup/g{number}/cgroup.procs", "--socket", str(socket_path)).stdout.split())
+    yield check(f"groups-idle: {shares[1] * 100:.2f} % of a processor, 1 is wanted", unless(began, "not all have begun"), unless(shares[1] < 0.02, "too much"))
+    counts = [members(number) for number in range(200)]
+    yield check("groups-idle: each is in the group in which it was started", unless(counts == [2] * 199 + [3], f"{counts}"))
+    ask(context, "set", "cgroup/cgroup.kill", "1", "--socket", str(socket_path))
+    outcome = job.wait(test.seconds)
+    yield check("groups-idle: all go", unless(outcome.status == 137 and job.gone_within(20), complaint(outcome)))
+
+
 @test("groups-come-and-go", 90)
 def groups_come_and_go(context: Context, test):
     """Groups that are made and removed under load leave nothing."""
@@ -388,62 +565,43 @@ def control_hostile(context: Context, test):
     job = Controlled(context)
     manager = job.job.manager()
     request = b"uz\x01\x01" + struct.pack("=HH", len(b"cgroup/memory.stat"), 0) + b"cgroup/memory.stat"
-    stop = threading.Event()
-
-    def connect() -> socket.socket:
-        client = socket.socket(socket.AF_UNIX)
-        client.settimeout(5)
-        client.connect(job.socket)
-        return client
-
-    def repeat(attack):
-        while not stop.is_set():
-            try:
-                attack()
-            except OSError:     # the manager has had enough of it
-                pass
 
     def garbage():
-        with connect() as client:
+        with job.connect() as client:
             client.sendall(os.urandom(random.randrange(1, 20000)))
 
     def half():
-        with connect() as client:
+        with job.connect() as client:
             client.sendall(request[:random.randrange(1, len(request))])
             client.recv(1)
 
     def flood():
-        with connect() as client:
+        with job.connect() as client:
             for _ in range(1000):
                 client.sendall(request)
                 client.recv(100)
 
     def deaf():
-        with connect() as client:
-            while not stop.is_set():
+        with job.connect() as client:
+            while True:
                 client.sendall(request * 50)
 
     def crowd():
-        clients = [connect() for _ in range(100)]
-        stop.wait(0.1)
+        clients = [job.connect() for _ in range(100)]
+        time.sleep(0.1)
         for client in clients:
             client.close()
 
-    threads = [threading.Thread(target=repeat, args=[attack]) for attack in (garbage, half, flood, deaf, crowd)]
     before = len(os.listdir(f"/proc/{manager}/fd"))
-    for thread in threads:
-        thread.start()
-    slow, asked, answered, end = 0.0, 0, 0, time.monotonic() + context.size(8, 60)
-    while time.monotonic() < end:
-        if asked < 20:
-            job.touch(8)
-        start = time.monotonic()
-        asked += 1
-        answered += job.ask("get", "parameters/zpool").stdout == "zsmalloc\n"
-        slow = max(slow, time.monotonic() - start)
-    stop.set()
-    for thread in threads:
-        thread.join()
+    with job.besieged(garbage, half, flood, deaf, crowd):
+        slow, asked, answered, end = 0.0, 0, 0, time.monotonic() + context.size(8, 60)
+        while time.monotonic() < end:
+            if asked < 20:
+                job.touch(8)
+            start = time.monotonic()
+            asked += 1
+            answered += job.ask("get", "parameters/zpool").stdout == "zsmalloc\n"
+            slow = max(slow, time.monotonic() - start)
     settled = wait_until(lambda: len(os.listdir(f"/proc/{manager}/fd")) <= before + 2, 10)
     yield check("control-hostile: descriptors", unless(settled, f"{before} before, {len(os.listdir(f'/proc/{manager}/fd'))} after"))
     yield check("control-hostile: still there", unless(job.get("parameters/zpool") == "zsmalloc\n", "no answer"),

@@ -18,6 +18,7 @@ import behaviour        # noqa: F401 (registers its tests)
 import control          # noqa: F401
 import limits           # noqa: F401
 import controlfs        # noqa: F401
+import daemon           # noqa: F401
 import failures         # noqa: F401
 
 

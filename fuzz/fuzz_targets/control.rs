@@ -47,6 +47,7 @@ enum Step {
     RemoveGroup { group: u8 },
     TakeOffline { group: u8 },
     SetZswapMax { group: u8, bytes: Option<Amount> },
+    SetSwapMax { group: u8, bytes: Option<Amount> },
     SetWriteback { group: u8, allowed: bool },
     SetEnabled { on: bool },
     SetShrinkerEnabled { on: bool },
@@ -101,6 +102,7 @@ struct Known {
     removed: bool,
     writeback: bool,
     zswap_max: Option<u64>,
+    swap_max: Option<u64>,
 }
 
 struct Machine {
@@ -137,6 +139,10 @@ impl Machine {
         match stored {
             Ok(slots) => {
                 assert!(!removed, "stored for a group that is gone");
+                for known in self.path(group) {
+                    let held = self.zswap.swap_of(&[known.group])[0];
+                    assert!(known.swap_max.is_none_or(|max| held <= max), "more is swapped out than may be");
+                }
                 for (slot, which) in slots.into_iter().zip(which) {
                     assert!(self.owned.iter().all(|(other, _)| *other != slot), "a slot in use is given out");
                     self.owned.push((slot, which));
@@ -150,6 +156,7 @@ impl Machine {
             }
             Err(SwapOutError::NoGroup) => assert!(removed),
             Err(SwapOutError::WritebackForbidden) => assert!(!self.may_write_back(group)),
+            Err(SwapOutError::SwapMax) => assert!(self.path(group).any(|known| known.swap_max.is_some())),
             Err(SwapOutError::NoSpace) => {}
             Err(SwapOutError::Io(error)) => panic!("{error}"),
         }
@@ -243,7 +250,7 @@ impl Machine {
                 let parent = self.group(parent);
                 match self.zswap.create_group(self.groups[parent].group) {
                     Ok(group) => {
-                        self.groups.push(Known { group, parent, removed: false, writeback: true, zswap_max: None })
+                        self.groups.push(Known { group, parent, removed: false, writeback: true, zswap_max: None, swap_max: None })
                     }
                     Err(error) => assert_eq!((error, self.groups[parent].removed), (GroupError::Gone, true)),
                 }
@@ -254,6 +261,12 @@ impl Machine {
                 let max = bytes.map(Amount::bytes);
                 if let Some(known) = self.change(group, |zswap, group| zswap.set_zswap_max(group, max)) {
                     known.zswap_max = max;
+                }
+            }
+            Step::SetSwapMax { group, bytes } => {
+                let max = bytes.map(Amount::bytes);
+                if let Some(known) = self.change(group, |zswap, group| zswap.set_swap_max(group, max)) {
+                    known.swap_max = max;
                 }
             }
             Step::SetWriteback { group, allowed } => {
@@ -294,7 +307,7 @@ fuzz_target!(|input: Input| {
     };
     let swap = input.swap.then(|| Box::new(HeapSwapFile::default()) as Box<dyn SwapFile>);
     let zswap = Zswap::new(config, swap, HeapSource);
-    let root = Known { group: Group::ROOT, parent: 0, removed: false, writeback: true, zswap_max: None };
+    let root = Known { group: Group::ROOT, parent: 0, removed: false, writeback: true, zswap_max: None, swap_max: None };
     let mut machine = Machine { zswap, groups: vec![root], owned: Vec::new(), enabled: true };
     for step in input.steps {
         machine.step(step);

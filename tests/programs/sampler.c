@@ -1,22 +1,31 @@
 /* sampler CMD...: runs CMD and adds up, every millisecond, the resident anonymous memory of all processes that descend from
- * it; of uzswap's manager among them, the pool. Says how often it looked, the longest
- * pause between two looks in microseconds, and the most that it saw, how much of that was the pool, and the most
- * of a single process, in bytes, on the standard error as "sampler: LOOKS PAUSE PEAK POOL SINGLE". Its exit status is CMD's. */
+ * it; of uzswap's manager among them, the pool. A look has to be over before memory goes from a program to the pool, or that
+ * would be counted twice: so it takes what the kernel counts for each process, which needs no lock, less what does not belong to
+ * the sum: what a program shares with others after a fork, and what the manager has besides the pool. These change seldom, and are
+ * measured in turn, between looks; the manager's more often, for it keeps books of every page. Says how often it looked, the
+ * longest pause between two looks in microseconds, and the most that it saw, how much of that was the pool, and the most of a
+ * single process, in bytes, on the standard error as "sampler: LOOKS PAUSE PEAK POOL SINGLE". Its exit status is CMD's. */
 #define _GNU_SOURCE
 #include <ctype.h>
 #include <dirent.h>
 #include <fcntl.h>
 #include <sched.h>
 #include <signal.h>
+#include <sys/ioctl.h>
 #include <sys/wait.h>
 #include "check.h"
 
 #define MOST 4096
 #define RESCAN_EVERY 4
+#define YOUNG 16
+#define MANAGER_EVERY 4
+#define STEADY (256 * 1024)
+#define OLD_EVERY 64
 
 struct process {
-	int pid, parent, statm;
-	int seen;
+	int pid, parent, statm, pagemap;
+	int seen, measured, known;
+	uint64_t arena, arena_end, apart;
 	enum { PROGRAM, MANAGER, OURS } kind;	/* a worker of ours has the memory of its program */
 };
 
@@ -59,24 +68,35 @@ static void rescan(void)
 		int pid = atoi(entry->d_name);
 		struct process *process = find(pid);
 
-		if (!isdigit(entry->d_name[0]) || pid == self || count == MOST || read_file(pid, "stat", text, sizeof text))
+		if (!isdigit(entry->d_name[0]) || pid == self || count == MOST)
+			continue;
+		/* Whoever has just begun may still execute another program. */
+		if (process && process->known > YOUNG && process->known++ % OLD_EVERY) {
+			process->seen = 1;
+			continue;
+		}
+		if (read_file(pid, "stat", text, sizeof text))
 			continue;
 		char *name = strchr(text, '('), *after = strrchr(text, ')');
 		if (!process) {
 			process = &processes[count++];
 			snprintf(path, sizeof path, "/proc/%d/statm", pid);
 			process->pid = pid;
+			process->arena_end = process->apart = process->measured = process->known = 0;
 			process->statm = open(path, O_RDONLY | O_CLOEXEC);
 		}
 		process->parent = atoi(after + 4);
 		process->kind = strncmp(name, "(uzswap", 7) ? PROGRAM : strncmp(name, "(uzswap-m", 9) ? OURS : MANAGER;
 		process->seen = 1;
+		process->known++;
 	}
 	if (proc)
 		closedir(proc);
 	for (int i = 0; i < count; i++)
 		if (!processes[i].seen) {
 			close(processes[i].statm);
+			if (processes[i].arena_end)
+				close(processes[i].pagemap);
 			processes[i--] = processes[--count];
 		}
 }
@@ -91,23 +111,55 @@ static int descends(const struct process *process)
 	return 0;
 }
 
+/* PAGEMAP_SCAN, from Linux 6.7 on; the headers may be older. */
+struct page_region {
+	uint64_t start, end, categories;
+};
+
+struct scan {
+	uint64_t size, flags, start, end, walk_end, vec, vec_len, max_pages, inverted, mask, anyof, returned;
+};
+
+#define SCAN _IOWR('f', 16, struct scan)
+#define PRESENT 8
+
 /* The pool of a manager: what is resident of its largest mapping. */
-static uint64_t pool_of(int pid)
+static uint64_t pool_of(struct process *process)
 {
 	static char text[1 << 20];
-	uint64_t most = 0, size = 0, resident = 0;
+	static struct page_region regions[4096];
+	uint64_t most = 0, resident = 0;
 
-	if (read_file(pid, "smaps", text, sizeof text))
-		return 0;
-	for (char *line = text; line; line = strchr(line, '\n')) {
-		unsigned long start, end;
-		line += *line == '\n';
-		if (sscanf(line, "%lx-%lx ", &start, &end) == 2)
-			size = end - start;
-		else if (sscanf(line, "Rss: %lu kB", &start) == 1 && size > most) {
-			most = size;
-			resident = start * 1024;
+	if (!process->arena_end) {
+		char path[64];
+		if (read_file(process->pid, "maps", text, sizeof text))
+			return 0;
+		for (char *line = text; line; line = strchr(line, '\n')) {
+			unsigned long start, end;
+			line += *line == '\n';
+			if (sscanf(line, "%lx-%lx ", &start, &end) == 2 && end - start > most) {
+				most = end - start;
+				process->arena = start;
+				process->arena_end = end;
+			}
 		}
+		/* The first mappings of a program that has just begun are smaller. */
+		if (most < 64 * MIB) {
+			process->arena_end = process->apart = process->measured = process->known = 0;
+			return 0;
+		}
+		snprintf(path, sizeof path, "/proc/%d/pagemap", process->pid);
+		process->pagemap = open(path, O_RDONLY | O_CLOEXEC);
+	}
+	struct scan scan = { .size = sizeof scan, .start = process->arena, .end = process->arena_end, .vec = (uintptr_t)regions,
+			     .vec_len = sizeof regions / sizeof *regions, .mask = PRESENT, .returned = PRESENT };
+	while (scan.start < scan.end) {
+		int found = ioctl(process->pagemap, SCAN, &scan);
+		if (found < 0)
+			return resident;
+		for (int i = 0; i < found; i++)
+			resident += regions[i].end - regions[i].start;
+		scan.start = scan.walk_end;
 	}
 	return resident;
 }
@@ -123,39 +175,77 @@ static uint64_t part_of(int pid, uint64_t otherwise)
 	return sscanf(line, "\nPss_Anon: %lu", &kib) == 1 ? kib * 1024 : otherwise;
 }
 
+/* What the kernel counts for a process: all that is resident, and what of it is anonymous; 0 if it is gone. */
+static int counted(const struct process *process, uint64_t *all, uint64_t *anonymous)
+{
+	char text[128];
+	unsigned long resident, shared;
+	ssize_t length = pread(process->statm, text, sizeof text - 1, 0);
+
+	text[length > 0 ? length : 0] = 0;
+	if (sscanf(text, "%*u %lu %lu", &resident, &shared) != 2)
+		return 0;
+	*all = resident * PAGE;
+	*anonymous = (resident - shared) * PAGE;
+	return 1;
+}
+
+/* Brings up to date what of a process does not belong to the sum; not if the process changes meanwhile. */
+static void measure(struct process *process, int programs)
+{
+	uint64_t all, anonymous, all_after, anonymous_after, part;
+
+	for (int tries = 0; tries < 3 && counted(process, &all, &anonymous); tries++) {
+		int manager = process->kind == MANAGER;
+		part = manager ? pool_of(process) : programs > 1 ? part_of(process->pid, anonymous) : anonymous;
+		if (!counted(process, &all_after, &anonymous_after))
+			return;
+		uint64_t before = manager ? all : anonymous, after = manager ? all_after : anonymous_after;
+		uint64_t less = before < after ? before : after, more = before < after ? after : before;
+		/* What has never been measured is taken as it is. */
+		if (more - less < STEADY || !process->measured) {
+			process->apart = less > part ? less - part : 0;
+			process->measured = 1;
+		}
+		if (more - less < STEADY)
+			return;
+	}
+}
+
 static uint64_t ours, single;
 
 static uint64_t look(void)
 {
-	uint64_t sum = 0;
-	int programs = 0;
+	static int turn;
+	uint64_t sum = 0, all, anonymous;
+	int programs = 0, known = 1;
 
-	ours = 0;
 	for (int i = 0; i < count; i++)
 		programs += processes[i].kind == PROGRAM && descends(&processes[i]);
 	for (int i = 0; i < count; i++) {
 		struct process *process = &processes[i];
-		char text[128];
-		unsigned long resident, shared;
+		if (process->kind != OURS && descends(process) &&
+		    (!process->measured || i == turn % count || (process->kind == MANAGER && turn % MANAGER_EVERY == 0)))
+			measure(process, programs);
+		/* A manager that has no pool yet. */
+		known &= process->kind != MANAGER || process->arena_end;
+	}
+	turn++;
+	ours = 0;
+	for (int i = 0; i < count && known; i++) {
+		struct process *process = &processes[i];
 
-		if (process->kind == OURS || !descends(process))
+		if (process->kind == OURS || !descends(process) || !counted(process, &all, &anonymous))
 			continue;
-		if (process->kind == MANAGER) {
-			ours += pool_of(process->pid);
-			continue;
-		}
-		ssize_t length = pread(process->statm, text, sizeof text - 1, 0);
-		if (length <= 0)
-			continue;
-		text[length] = 0;
-		if (sscanf(text, "%*u %lu %lu", &resident, &shared) != 2)
-			continue;
-		uint64_t anonymous = (resident - shared) * PAGE;
-		sum += programs > 1 ? part_of(process->pid, anonymous) : anonymous;
-		if (anonymous > single)
+		uint64_t bytes = process->kind == MANAGER ? all : anonymous;
+		bytes -= bytes > process->apart ? process->apart : bytes;
+		sum += bytes;
+		if (process->kind == MANAGER)
+			ours += bytes;
+		else if (anonymous > single)
 			single = anonymous;
 	}
-	return sum + ours;
+	return sum;
 }
 
 int main(int argc, char **argv)

@@ -201,7 +201,7 @@ impl Worker {
         self.say(&[kind::BEACON_DONE], &[]);
     }
 
-    /// Obeys the manager until it says EXIT, or is gone.
+    /// Obeys the manager until it says EXIT or RELEASE, or is gone.
     fn obey(mut self, control: &Control) {
         let mut words = [0; MAX_WORDS];
         loop {
@@ -225,6 +225,10 @@ impl Worker {
                 }
                 kind::GO => control.settle(),
                 kind::EXIT => return control.settle(),
+                kind::RELEASE => {
+                    control.evicts.store(false, Relaxed);
+                    return control.settle();
+                }
                 _ => self.kill_program(),
             }
         }

@@ -2,8 +2,8 @@
 //!
 //! What is touched in a mapping that is watched waits at the limit by itself. But a new mapping is not watched before the
 //! manager has seen it, and a program that maps and touches faster than reclaim frees would grow past every limit. So
-//! its threads that run are held, from the moment its group is seen to have more than it was given so near the limit until
-//! reclaim has brought the charge down. Far from a limit nobody is ever held.
+//! its threads that run are held, from the moment its group is seen to have more than it was given so near the limit until its
+//! mappings are watched and reclaim has brought the charge down. Far from a limit nobody is ever held.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -11,7 +11,10 @@ use std::time::{Duration, Instant};
 
 use uzswap_vm::sys::ptrace::Held;
 
-use crate::charge::Charge;
+use crate::charge::{Charge, touched_in};
+use crate::control::GroupId;
+use crate::sessions::Session;
+use crate::stall::Stalled;
 use crate::watch::Sizes;
 
 /// How long a program is held at most while its group is below its limit: what keeps the charge there may be others.
@@ -20,48 +23,112 @@ const PATIENCE: Duration = Duration::from_millis(20);
 /// What a process has to have grown by, in bytes, to be one of those that are to blame. The kernel counts less no better.
 const GROWN: u64 = 128 << 10;
 
+/// How late the thread that looks may be to run, however prompt it is asked to be: others are in the kernel meanwhile.
+const DELAY: Duration = Duration::from_millis(3);
+
+/// How many may go at once where the limit is near.
+const FEW: usize = 2;
+
+/// For how long reclaim makes room for those who have been held to grow again.
+const RESERVED: Duration = Duration::from_millis(100);
+
+/// A process that is held.
+#[derive(Debug)]
+struct Hold {
+    held: Held,
+    since: Instant,
+    /// The request to have its mappings registered.
+    request: u64,
+    _stalled: Stalled,
+}
+
 /// Belongs to the thread that looks.
 #[derive(Debug, Default)]
 pub struct Brake {
-    held: HashMap<u64, (Held, Instant)>,
+    /// Groups in which somebody was held not long ago.
+    reserved: HashMap<GroupId, (Arc<Charge>, Instant)>,
+    held: HashMap<u64, Hold>,
     /// Those to be let go.
     free: Vec<Held>,
     sizes: HashMap<u64, u64>,
 }
 
 impl Brake {
-    /// Holds and lets go, after a look.
-    pub fn adjust(&mut self, sessions: &Sizes) {
-        let charges: HashMap<u64, Arc<Charge>> =
-            sessions.iter().map(|(session, _)| (session.id, session.charge())).collect();
-        let may_go = |id: &u64, (_, since): &mut (Held, Instant)| {
-            charges.get(id).is_none_or(|charge| {
-                let near = charge.path().any(|charge| charge.excess() > 0) && since.elapsed() < PATIENCE;
-                !near && !charge.path().any(Charge::is_above_max)
-            })
-        };
-        self.free.extend(self.held.extract_if(may_go).map(|(_, (held, _))| held));
+    /// Holds and lets go, after a look; the next one comes later than it should by as much as `late`. Gives how many bytes can be
+    /// touched besides for want of speed, by those who might be to blame.
+    pub fn adjust(&mut self, sessions: &Sizes, late: Duration) -> u64 {
+        self.let_go(sessions, touched_in(DELAY + late));
+        let lead = self.hold(sessions, late);
+        let forgotten = self.reserved.extract_if(|_, (_, since)| since.elapsed() > RESERVED);
+        forgotten.for_each(|(_, (charge, _))| charge.set_reserve(0));
+        self.sizes = sessions.iter().map(|(session, bytes)| (session.id, *bytes)).collect();
+        sessions.iter().for_each(|(session, _)| session.charge().path().for_each(Charge::forget_unseen));
+        lead
+    }
+
+    /// Lets go those who need not be held any longer: not all at once, if `lead` bytes could be too much.
+    fn let_go(&mut self, sessions: &Sizes, lead: u64) {
+        let living: HashMap<u64, &Arc<Session>> = sessions.iter().map(|(session, _)| (session.id, session)).collect();
+        let mut longest_held: Vec<u64> = self.held.keys().copied().collect();
+        longest_held.sort_unstable_by_key(|id| self.held[id].since);
+        let mut gone = 0;
+        for id in longest_held {
+            let may_go = living.get(&id).is_none_or(|session| {
+                let (charge, hold) = (session.charge(), &self.held[&id]);
+                let waits = charge.path().any(|charge| charge.excess() > 0) || !session.is_refreshed(hold.request);
+                let is_due = (!waits || hold.since.elapsed() > PATIENCE) && !charge.path().any(Charge::is_above_max);
+                let counts = is_due && charge.path().any(|charge| charge.is_at_brink(lead));
+                gone += usize::from(counts);
+                is_due && (!counts || gone <= FEW)
+            });
+            if may_go {
+                self.free.extend(self.held.remove(&id).map(|hold| hold.held));
+            }
+        }
         self.free.iter_mut().for_each(Held::let_go);
         self.free.retain(|held| !held.is_empty());
-        let before = std::mem::take(&mut self.sizes);
+    }
+
+    /// Holds those who grow unseen so near a limit that what they touch till the next look could be too much; gives that.
+    fn hold(&mut self, sessions: &Sizes, late: Duration) -> u64 {
+        let (mut most, usual) = (0, touched_in(DELAY + late));
         for (session, bytes) in sessions {
-            let grown = bytes.saturating_sub(before.get(&session.id).copied().unwrap_or(0));
-            // Who has not grown may be the next to run.
-            let to_blame = |charge: &Charge| charge.is_past_brink() || (charge.is_at_brink() && grown >= GROWN);
-            if !session.charge().path().any(|charge| charge.has_grown_unseen() && to_blame(charge)) {
+            let charge = session.charge();
+            if !charge.path().any(Charge::has_grown_unseen) {
                 continue;
             }
-            if let Some((held, _)) = self.held.get_mut(&session.id) {
+            let grown = bytes.saturating_sub(self.sizes.get(&session.id).copied().unwrap_or(0));
+            // While its threads are looked through, those that are not held yet go on.
+            let lead = usual + touched_in(Held::takes(session.pid));
+            most = lead.max(most);
+            // Who has not grown may be the next to run.
+            let is_to_blame = |charge: &Charge| {
+                let much = charge.is_past_brink(lead) || (charge.is_at_brink(lead) && grown >= GROWN);
+                charge.has_grown_unseen() && charge.is_near() && much
+            };
+            if !charge.path().any(is_to_blame) {
+                continue;
+            }
+            if let Some(hold) = self.held.get_mut(&session.id) {
                 // Some of its threads slept.
-                held.hold_more(session.pid);
+                hold.held.hold_more(session.pid);
                 continue;
             }
             let held = Held::hold(session.pid);
             if !held.is_empty() {
-                self.held.insert(session.id, (held, Instant::now()));
+                self.reserve(&charge, usual);
+                let (since, request, _stalled) = (Instant::now(), session.ask_refresh(), Stalled::new(charge));
+                self.held.insert(session.id, Hold { held, since, request, _stalled });
             }
         }
-        self.sizes = sessions.iter().map(|(session, bytes)| (session.id, *bytes)).collect();
-        sessions.iter().for_each(|(session, _)| session.charge().path().for_each(Charge::forget_unseen));
+        most
+    }
+
+    /// Has reclaim make room in each group above a process that is held, for what it touches when it goes on.
+    fn reserve(&mut self, charge: &Arc<Charge>, bytes: u64) {
+        for charge in std::iter::successors(Some(charge), |charge| charge.parent.as_ref()) {
+            charge.set_reserve(bytes);
+            self.reserved.insert(charge.id, (charge.clone(), Instant::now()));
+        }
     }
 }

@@ -6,7 +6,10 @@
 //! 2. Limits change at any time; whoever looks sees the old or the new one.
 //! 3. No lock is taken by a fault: all figures are atomics.
 
-use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{
+    AtomicBool, AtomicI64, AtomicU64,
+    Ordering::{Acquire, Relaxed, Release},
+};
 use std::sync::{Arc, OnceLock};
 use std::thread::Thread;
 use std::time::Duration;
@@ -15,6 +18,7 @@ use uzswap_engine::{Group, MAX_SHARDS, PAGE_SIZE};
 use uzswap_vm::pager::{Account, Counters};
 
 use crate::control::{GroupId, Limit};
+use crate::stall::Stalls;
 
 const PAGE: i64 = PAGE_SIZE as i64;
 
@@ -23,6 +27,17 @@ const UNSEEN: i64 = 256 << 10;
 
 /// The longest time without a look.
 pub const LONGEST_PAUSE: Duration = Duration::from_millis(100);
+
+/// Programs do not touch fresh memory faster than this: what two processors do.
+const BYTES_PER_MILLISECOND: u64 = 4 << 20;
+
+/// What is touched at most in that time.
+pub fn touched_in(time: Duration) -> u64 {
+    (time.as_micros() as u64).saturating_mul(BYTES_PER_MILLISECOND) / 1000
+}
+
+/// How often reclaim looks at a group that it can take nothing from: something may have come back, or been freed.
+pub const EXHAUSTED_PAUSE: Duration = Duration::from_millis(5);
 
 /// Stands for no limit: half of all, so that sums do not overflow.
 const UNLIMITED: u64 = u64::MAX >> 1;
@@ -51,6 +66,10 @@ pub struct Charge {
     left: AtomicI64,
     /// It has been measured to have more than it was given.
     unseen: AtomicBool,
+    /// By how much more than usual reclaim keeps it below its limit, in bytes: its programs were seen to grow unseen.
+    reserve: AtomicU64,
+    /// Reclaim finds nothing to take: what is left may not be swapped out.
+    exhausted: AtomicBool,
     /// Resident anonymous memory, last measured.
     pub anon: AtomicU64,
     /// The most it ever was.
@@ -61,6 +80,10 @@ pub struct Charge {
     pub current: AtomicU64,
     /// The most it ever was.
     pub peak: AtomicU64,
+    /// The most that was seen to be swapped out at once.
+    pub swap_peak: AtomicU64,
+    /// How long programs waited, here or below.
+    pub stalls: Stalls,
     /// What happened to the pages of its own processes.
     pub counters: Counters,
     /// What happened for want of memory, here or below.
@@ -85,20 +108,27 @@ pub struct Events {
 
 /// Wakes a thread that has work. Takes no lock: who rings must not wait for who listens.
 #[derive(Debug, Default)]
-pub struct Bell(OnceLock<Thread>);
+pub struct Bell {
+    listener: OnceLock<Thread>,
+    rung: AtomicBool,
+}
 
 impl Bell {
     /// Wakes the thread that listens, or will: once, however often this is called before it is awake.
     pub fn ring(&self) {
-        if let Some(listener) = self.0.get() {
+        self.rung.store(true, Release);
+        if let Some(listener) = self.listener.get() {
             listener.unpark();
         }
     }
 
-    /// Waits until the bell is rung, `patience` at most; sometimes shorter. Always the same thread listens.
-    pub fn wait(&self, patience: Duration) {
-        self.0.get_or_init(std::thread::current);
-        std::thread::park_timeout(patience);
+    /// Waits until the bell is rung, `patience` at most; sometimes shorter. Tells whether it was. Always the same thread listens.
+    pub fn wait(&self, patience: Duration) -> bool {
+        self.listener.get_or_init(std::thread::current);
+        if !self.rung.load(Acquire) {
+            std::thread::park_timeout(patience);
+        }
+        self.rung.swap(false, Acquire)
     }
 }
 
@@ -120,6 +150,14 @@ impl Account for Charge {
     fn counters(&self) -> &Counters {
         &self.counters
     }
+
+    fn stall(&self) {
+        self.begin_stall();
+    }
+
+    fn go_on(&self) {
+        self.end_stall();
+    }
 }
 
 impl Charge {
@@ -134,11 +172,15 @@ impl Charge {
             frozen: AtomicBool::default(),
             left: AtomicI64::new(UNLIMITED as i64),
             unseen: AtomicBool::default(),
+            reserve: AtomicU64::default(),
+            exhausted: AtomicBool::default(),
             anon: AtomicU64::default(),
             anon_peak: AtomicU64::default(),
             zswap: Default::default(),
             current: AtomicU64::default(),
             peak: AtomicU64::default(),
+            swap_peak: AtomicU64::default(),
+            stalls: Stalls::default(),
             counters: Counters::default(),
             events: Events::default(),
             bell,
@@ -165,6 +207,7 @@ impl Charge {
         self.limits[limit as usize].store(bytes.unwrap_or(UNLIMITED).min(UNLIMITED), Relaxed);
         let current = self.current.load(Relaxed);
         self.left.store(self.max() as i64 - current as i64, Relaxed);
+        self.exhausted.store(false, Relaxed);
         self.bell.ring();
     }
 
@@ -179,8 +222,21 @@ impl Charge {
 
     /// Reclaim keeps the charge below this: `memory.high`, or a margin below `memory.max`.
     pub fn soft(&self) -> u64 {
+        self.mark(self.reserve.load(Relaxed))
+    }
+
+    /// The same with so many bytes in reserve.
+    fn mark(&self, reserve: u64) -> u64 {
         let max = self.max();
-        self.high().min(max - margin(max).min(max))
+        self.high().min(max - (margin(max) + reserve).min(max))
+    }
+
+    /// Has reclaim make room for so many bytes besides, a quarter of the limit at most; 0 when no longer.
+    pub fn set_reserve(&self, bytes: u64) {
+        let bytes = bytes.min(self.max() / 4);
+        if self.reserve.load(Relaxed) != bytes {
+            self.reserve.store(bytes, Relaxed);
+        }
     }
 
     /// From here on mappings are watched; below, a group costs nothing.
@@ -213,10 +269,22 @@ impl Charge {
         self.unseen.store(false, Relaxed);
     }
 
+    /// Whether reclaim has found nothing to take, and is therefore not to be called.
+    pub fn is_exhausted(&self) -> bool {
+        self.exhausted.load(Relaxed)
+    }
+
+    /// Notes whether reclaim finds nothing to take.
+    pub fn set_exhausted(&self, exhausted: bool) {
+        if self.is_exhausted() != exhausted {
+            self.exhausted.store(exhausted, Relaxed);
+        }
+    }
+
     /// Takes so many bytes if so much is left. Wakes reclaim when little is.
     fn take(&self, bytes: i64) -> bool {
         let left = self.left.fetch_sub(bytes, Relaxed) - bytes;
-        if left < (self.max() - self.soft()) as i64 {
+        if left < (self.max() - self.soft()) as i64 && !self.is_exhausted() {
             self.bell.ring();
         }
         if left < 0 {
@@ -237,6 +305,11 @@ impl Charge {
         (self.max() as i64 - self.left.load(Relaxed)) - self.soft() as i64
     }
 
+    /// Bytes by which the charge must fall: without what reclaim makes room for besides.
+    pub fn need(&self) -> i64 {
+        (self.max() as i64 - self.left.load(Relaxed)) - self.mark(0) as i64
+    }
+
     /// Whether the limit is so near that mappings are watched.
     pub fn is_near(&self) -> bool {
         self.current.load(Relaxed) > self.watch_from()
@@ -247,31 +320,35 @@ impl Charge {
         self.current.load(Relaxed) > self.max()
     }
 
-    /// Whether what is touched until the next look could be too much.
-    pub fn is_at_brink(&self) -> bool {
-        self.has_used_of_margin(1)
+    /// Whether what is touched until the next look could be too much, if that comes late enough for `lead` bytes besides.
+    pub fn is_at_brink(&self, lead: u64) -> bool {
+        self.has_used_of_margin(1, lead)
     }
 
-    /// Whether what is touched until the next look will be too much.
-    pub fn is_past_brink(&self) -> bool {
-        self.has_used_of_margin(2)
+    /// Whether what is touched until the next look will be too much, in the same sense.
+    pub fn is_past_brink(&self, lead: u64) -> bool {
+        self.has_used_of_margin(2, lead)
     }
 
     /// Whether so many quarters of what is between the mark where reclaim begins and the limit are used up.
-    fn has_used_of_margin(&self, quarters: u64) -> bool {
-        let soft = self.soft();
-        self.current.load(Relaxed) > soft + (self.max() - soft) / 4 * quarters
+    fn has_used_of_margin(&self, quarters: u64, lead: u64) -> bool {
+        let mark = self.mark(0);
+        self.current.load(Relaxed) + lead > mark + (self.max() - mark) / 4 * quarters
     }
 
-    /// How long nothing can happen that must be seen: memory is not touched faster than this.
-    pub fn pause(&self) -> Duration {
-        const BYTES_PER_MILLISECOND: u64 = 4 << 20;
-        let current = self.current.load(Relaxed);
+    /// How long nothing can happen that must be seen, if `lead` bytes are touched besides: memory is not touched faster than this.
+    pub fn pause(&self, lead: u64) -> Duration {
+        let current = self.current.load(Relaxed) + lead;
         let until = |bytes: u64| Duration::from_micros(bytes.saturating_sub(current) * 1000 / BYTES_PER_MILLISECOND);
         // Unwatched until the first mark; from there on, what was mapped since the last look.
         let unwatched = until(self.watch_from()).max(Duration::from_millis(2));
         let left = (until(self.max()) / 2).max(Duration::from_micros(250));
         unwatched.min(left).min(LONGEST_PAUSE)
+    }
+
+    /// How long reclaim may wait, unless it is called.
+    pub fn reclaim_pause(&self) -> Duration {
+        if self.is_exhausted() { self.pause(0).max(EXHAUSTED_PAUSE) } else { self.pause(0) }
     }
 }
 
@@ -346,6 +423,17 @@ mod tests {
         charge.measured(257 << 20, 0);
         assert!(charge.is_near() && charge.excess() == 1 << 20);
         assert!(charge.admit(1 << 20), "it is never refused anything");
+    }
+
+    #[test]
+    fn reclaim_rests_where_it_has_found_nothing_until_that_may_have_changed() {
+        let charge = limited(Some(64 << 20), None);
+        charge.measured(62 << 20, 0);
+        assert!(charge.excess() > 0 && charge.reclaim_pause() == charge.pause(0));
+        charge.set_exhausted(true);
+        assert_eq!(charge.reclaim_pause(), EXHAUSTED_PAUSE);
+        charge.set_limit(Limit::SwapMax, None);
+        assert!(!charge.is_exhausted());
     }
 
     #[test]

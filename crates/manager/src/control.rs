@@ -13,7 +13,9 @@
 //! 3. Names, formats and error numbers are those of cgroup v2 and of zswap's parameters. Where we differ: the root has all
 //!    files of a group, because a job's own tree begins at its root; threads are not told apart; a limit without digits, or
 //!    beyond 64 bits, is an error instead of 0.
-//! 4. No path and no value makes it panic.
+//! 4. Everybody who comes through a door may look. Who is neither root nor the manager's own user may change only groups that are
+//!    his: those that he has made, in the root or in one of his.
+//! 5. No path and no value makes it panic.
 
 mod error;
 mod files;
@@ -26,9 +28,9 @@ pub(crate) mod mock;
 mod tests;
 
 pub use error::Error;
-pub use machine::{Figures, GroupId, Limit, Machine, Parameter, Parameters};
+pub use machine::{Figures, GroupId, Limit, Machine, Parameter, Parameters, Pressure, Stall, Writer};
 
-use files::{File, Open};
+use files::{File, Open, is_operator, may_change};
 use uzswap_engine::MAX_FOLIO_ORDER;
 use uzswap_proto::control::{PATH_MAX, VALUE_MAX};
 
@@ -76,7 +78,8 @@ enum Directory {
 
 enum Node {
     Directory(Directory),
-    File(Box<dyn Open>),
+    /// And the group that it belongs to.
+    File(Box<dyn Open>, Option<GroupId>),
 }
 
 impl Tree<'_> {
@@ -87,14 +90,19 @@ impl Tree<'_> {
 
     /// The text of a file.
     pub fn read(&self, path: &str) -> Result<String, Error> {
-        self.file(path)?.read(self.0)
+        self.file(path)?.0.read(self.0)
     }
 
-    /// Writes a file. `writer` is the process that does: `cgroup.procs` takes 0 for it.
-    pub fn write(&self, path: &str, value: &[u8], writer: i32) -> Result<(), Error> {
-        let file = self.file(path)?;
+    /// Writes a file, for `writer`: `cgroup.procs` takes 0 for that process.
+    pub fn write(&self, path: &str, value: &[u8], writer: Writer) -> Result<(), Error> {
+        let (file, group) = self.file(path)?;
         if !file.rights().1 {
             return Err(Error::Access);
+        }
+        match group {
+            Some(group) => may_change(self.0, group, writer)?,
+            None if !is_operator(self.0, writer)? => return Err(Error::Access),
+            None => {}
         }
         if value.len() > VALUE_MAX {
             return Err(Error::TooLong);
@@ -124,8 +132,8 @@ impl Tree<'_> {
         Ok(entries)
     }
 
-    /// Makes a group.
-    pub fn make(&self, path: &str) -> Result<(), Error> {
+    /// Makes a group, which is then the user's who does.
+    pub fn make(&self, path: &str, by: Writer) -> Result<(), Error> {
         let (above, name) = split(path)?;
         let Some(name) = name else { return Err(Error::Exists) };
         let Node::Directory(directory) = self.walk(above)? else { return Err(Error::NotDirectory) };
@@ -144,22 +152,46 @@ impl Tree<'_> {
         if name.contains(['\n', '\0']) {
             return Err(Error::Invalid);
         }
-        self.0.create(parent, name).map(drop)
+        if parent != GroupId::ROOT {
+            may_change(self.0, parent, by)?;
+        }
+        self.0.create(parent, name, by.uid).map(drop)
     }
 
     /// Removes a group.
-    pub fn remove(&self, path: &str) -> Result<(), Error> {
+    pub fn remove(&self, path: &str, by: Writer) -> Result<(), Error> {
         match self.find(path)? {
             Node::Directory(Directory::Group(GroupId::ROOT)) => Err(Error::Busy),
-            Node::Directory(Directory::Group(group)) => self.0.remove(group),
+            Node::Directory(Directory::Group(group)) => {
+                may_change(self.0, group, by).and_then(|()| self.0.remove(group))
+            }
             Node::Directory(_) => Err(Error::NotPermitted("only groups can be removed")),
-            Node::File(_) => Err(Error::NotDirectory),
+            Node::File(..) => Err(Error::NotDirectory),
         }
     }
 
-    fn file(&self, path: &str) -> Result<Box<dyn Open>, Error> {
+    /// The group that a path names, if `by` may have a job there.
+    pub fn joinable(&self, path: &str, by: Writer) -> Result<GroupId, Error> {
+        let group = self.group(path)?;
+        may_change(self.0, group, by).map(|()| group)
+    }
+
+    /// All figures of a group, as JSON.
+    pub fn stats(&self, path: &str) -> Result<String, Error> {
+        self.0.stats(self.group(path)?)
+    }
+
+    fn group(&self, path: &str) -> Result<GroupId, Error> {
         match self.find(path)? {
-            Node::File(file) => Ok(file),
+            Node::Directory(Directory::Group(group)) => Ok(group),
+            Node::Directory(_) => Err(Error::NotPermitted("only groups have jobs")),
+            Node::File(..) => Err(Error::NotDirectory),
+        }
+    }
+
+    fn file(&self, path: &str) -> Result<(Box<dyn Open>, Option<GroupId>), Error> {
+        match self.find(path)? {
+            Node::File(file, group) => Ok((file, group)),
             Node::Directory(_) => Err(Error::IsDirectory),
         }
     }
@@ -170,7 +202,7 @@ impl Tree<'_> {
         }
         match self.walk(path)? {
             // A slash behind a file's name asks for a directory.
-            Node::File(_) if names(path).next_back() != path.rsplit('/').next() => Err(Error::NotDirectory),
+            Node::File(..) if names(path).next_back() != path.rsplit('/').next() => Err(Error::NotDirectory),
             node => Ok(node),
         }
     }
@@ -191,12 +223,14 @@ impl Tree<'_> {
         }
         fn file<D: Copy>(table: &'static [File<D>], name: &str, number: D) -> Option<Node> {
             let file = table.iter().find(|file| file.name == name)?;
-            Some(Node::File(Box::new((file, number))))
+            Some(Node::File(Box::new((file, number)), None))
         }
         let found = match directory {
             Directory::Top => top(name).map(Node::Directory),
-            Directory::Group(group) => file(files::GROUP, name, group)
-                .or_else(|| self.0.find(group, name).map(|group| Node::Directory(Directory::Group(group)))),
+            Directory::Group(group) => match file(files::GROUP, name, group) {
+                Some(Node::File(file, _)) => Some(Node::File(file, Some(group))),
+                _ => self.0.find(group, name).map(|group| Node::Directory(Directory::Group(group))),
+            },
             Directory::Parameters => file(files::PARAMETERS, name, ()),
             Directory::Debug => file(files::DEBUG, name, ()),
             Directory::Folio(order) if name == "stats" => Some(Node::Directory(Directory::FolioStats(order))),
@@ -211,7 +245,7 @@ impl Node {
     fn kind(&self) -> Kind {
         match self {
             Node::Directory(_) => Kind::Directory,
-            Node::File(file) => kind_of(file.as_ref()),
+            Node::File(file, _) => kind_of(file.as_ref()),
         }
     }
 }

@@ -2,15 +2,16 @@
 //!
 //! 1. The socket's name appears when it listens, and not before, with mode 0600. What a dead manager left under the name is
 //!    replaced; a live manager's is not. At the end the name goes if it is still ours.
-//! 2. Whoever connects says nothing about himself: the kernel says who he is. Root may do all, so may the manager's own
-//!    user, others nothing.
+//! 2. Whoever connects says nothing about himself: the kernel says who he is. A job's manager hears root and its own user,
+//!    nobody else. A daemon hears whom the socket's mode lets in, and the control tree tells what each may change.
 //! 3. One thread serves all connections and waits for none of them. What takes long (reclaim, kill) is done by a thread of its
-//!    own, which has the connection meanwhile, so that nobody else waits for it. A connection holds one request and one answer at most,
-//!    both of bounded length. What is no request ends the connection; so does a request that is not complete, or an answer
-//!    that is not taken, in good time.
+//!    own, which has the connection meanwhile, so that nobody else waits for it. Of one user only so many are done at once; more
+//!    wait for their turn. A connection holds one request and one answer at most, both of bounded length. What is no request
+//!    ends the connection; so does a request that is not complete, or an answer that is not taken, in good time.
 //! 4. There are only so many connections. One more takes the place of the one that has been there longest without a word, but
 //!    only if that had time to say one: else it waits outside.
-//! 5. No other thread of the manager waits for this one, but that an answer under way when the job ends is still given:
+//! 5. A connection by which a job joins is handed on: it is the job's from then on.
+//! 6. No other thread of the manager waits for this one, but that an answer under way when the job ends is still given:
 //!    whoever kills the job by a control file hears that it is done.
 
 use std::fs::{self, File, Permissions};
@@ -23,20 +24,25 @@ use std::sync::mpsc::{self, Sender};
 use std::thread::{self, Scope};
 use std::time::{Duration, Instant};
 
-use parking_lot::RwLock;
+use parking_lot::{RwLock, RwLockWriteGuard};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{FlockOperation, flock};
-use uzswap_proto::control::{Answer, DIRECTORY, PATH_MAX, REQUEST_HEADER, Request, TEXT_MAX, VALUE_MAX, Verb};
+use uzswap_proto::control::{
+    Answer, DIRECTORY, PATH_MAX, REQUEST_HEADER, REQUIRE, Request, TEXT_MAX, TRANSIENT, VALUE_MAX, Verb,
+};
 use uzswap_vm::sys::file::event;
 use uzswap_vm::sys::link::{Peer, peer};
 
-use crate::control::{Error, Kind, Machine, Tree};
+use crate::control::{Error, GroupId, Kind, Machine, Tree, Writer};
 
 /// Connections at once.
 const CONNECTIONS: usize = 16;
 
-/// Requests at once that take long. One more is done by whoever serves all.
+/// Requests at once that take long: of root and our own user, and as many of all others.
 const LONG: usize = 8;
+
+/// How many of these are of one of the others.
+const LONG_OF_ONE: usize = 4;
 
 /// The files that are written to have something done that takes long.
 const LONG_FILES: [&str; 2] = ["cgroup.kill", "memory.reclaim"];
@@ -59,13 +65,36 @@ const LOCK_PATIENCE: Duration = Duration::from_secs(1);
 /// The longest request.
 const REQUEST_MAX: usize = REQUEST_HEADER + PATH_MAX + VALUE_MAX;
 
+/// A job that joins.
+#[derive(Debug)]
+pub struct Joining {
+    /// Its connection.
+    pub stream: UnixStream,
+    /// Its front.
+    pub peer: Peer,
+    /// Where its processes begin.
+    pub group: GroupId,
+    /// The group is to be removed at its end.
+    pub transient: bool,
+    /// It is to be killed rather than to have a process that is not managed.
+    pub require: bool,
+}
+
+/// Where jobs are taken in.
+#[derive(Debug)]
+pub struct Joins {
+    /// They wait here,
+    pub queue: Sender<Joining>,
+    /// and this counter is rung for each.
+    pub bell: File,
+}
+
 /// A socket that listens under a name.
 #[derive(Debug)]
 pub struct Door {
     listener: UnixListener,
-    path: PathBuf,
-    /// Which socket it is, for others may come to have the name.
-    identity: (u64, u64),
+    /// Its name, and which socket that is, for others may come to have the name; none if it is somebody else's to remove.
+    name: Option<(PathBuf, (u64, u64))>,
     /// Shared while requests are answered.
     turn: RwLock<()>,
     /// Counts connections that come back from where something took long.
@@ -79,35 +108,36 @@ impl Drop for Door {
 }
 
 impl Door {
-    /// Listens under the name `path`. The error says what is in the way.
-    pub fn open(path: &Path) -> Result<Door, String> {
+    /// Listens under the name `path`; those connect whom `mode` lets. The error says what is in the way.
+    pub fn open(path: &Path, mode: u32) -> Result<Door, String> {
         let words = |error: io::Error| error.to_string();
         let mut temporary = path.as_os_str().to_owned();
         temporary.push(format!(".{}", std::process::id()));
         let temporary = PathBuf::from(temporary);
         let listener = UnixListener::bind(&temporary).map_err(words)?;
         let named = (|| {
-            fs::set_permissions(&temporary, Permissions::from_mode(0o600)).map_err(words)?;
-            listener.set_nonblocking(true).map_err(words)?;
+            fs::set_permissions(&temporary, Permissions::from_mode(mode)).map_err(words)?;
             let identity = identity(&temporary).map_err(words)?;
-            let returns = event().map_err(words)?;
-            give_name(&temporary, path).map(|()| (identity, returns))
+            let mut door = Door::listen(listener).map_err(words)?;
+            give_name(&temporary, path)?;
+            door.name = Some((path.to_owned(), identity));
+            Ok(door)
         })();
-        match named {
-            Ok((identity, returns)) => {
-                Ok(Door { listener, path: path.to_owned(), identity, turn: RwLock::new(()), returns })
-            }
-            Err(why) => {
-                let _ = fs::remove_file(&temporary);
-                Err(why)
-            }
-        }
+        named.inspect_err(|_| drop(fs::remove_file(&temporary)))
+    }
+
+    /// Listens at a socket that somebody else has opened, who has named it.
+    pub fn listen(listener: UnixListener) -> io::Result<Door> {
+        listener.set_nonblocking(true)?;
+        Ok(Door { listener, name: None, turn: RwLock::new(()), returns: event()? })
     }
 
     /// Takes the name away, unless somebody else has it by now.
     pub fn remove_name(&self) {
-        if identity(&self.path).is_ok_and(|found| found == self.identity) {
-            let _ = fs::remove_file(&self.path);
+        if let Some((path, own)) = &self.name
+            && identity(path).is_ok_and(|found| found == *own)
+        {
+            let _ = fs::remove_file(path);
         }
     }
 
@@ -116,37 +146,55 @@ impl Door {
         drop(self.turn.try_write_for(Duration::from_secs(1)));
     }
 
-    /// Serves for ever.
-    pub fn serve(&self, machine: &(dyn Machine + Sync)) -> ! {
+    /// Waits until what is being answered has been, and keeps the next from being answered as long as this is held.
+    pub fn keep_quiet(&self) -> RwLockWriteGuard<'_, ()> {
+        self.turn.write()
+    }
+
+    /// Serves for ever. Jobs can join if there are `joins`.
+    pub fn serve(&self, machine: &(dyn Machine + Sync), joins: Option<&Joins>) -> ! {
         thread::scope(|scope| {
             let mut connections: Vec<Connection> = Vec::new();
             let mut shut = None;
             let (back, returned) = mpsc::channel();
-            let mut away = 0;
+            let mut away = Away::default();
             loop {
                 let (opens, ready) = wait(&self.listener, &self.returns, &connections, shut);
+                // Whoever comes back after this look rings again.
+                let _ = (&self.returns).read(&mut [0; 8]);
+                let came_back: Vec<Connection> = returned.try_iter().collect();
+                came_back.iter().for_each(|connection| away.comes_back(connection.peer.uid));
                 let turn = self.turn.read();
                 let mut kept = Vec::new();
                 for (mut connection, is_ready) in connections.into_iter().zip(ready) {
-                    let served = if is_ready { connection.go_on(machine, away < LONG) } else { Ok(Step::Goes) };
+                    let is_room = away.has_room_for(connection.peer.uid);
+                    let served = if is_ready || (connection.waits && is_room) {
+                        connection.go_on(machine, is_room, joins.is_some())
+                    } else {
+                        Ok(Step::Goes)
+                    };
                     match served {
                         Ok(Step::Goes) if !connection.is_late() => kept.push(connection),
+                        Ok(Step::Joins(group)) => {
+                            if let Some(joins) = joins {
+                                connection.hand_on(group, joins);
+                            }
+                        }
                         // Without a thread the connection is lost.
                         Ok(Step::TakesLong) => {
-                            away += usize::from(self.send_away(connection, machine, scope, &back).is_ok());
+                            let user = connection.peer.uid;
+                            if self.send_away(connection, machine, scope, &back).is_ok() {
+                                away.goes(user);
+                            }
                         }
                         _ => {}
                     }
                 }
                 drop(turn);
                 connections = kept;
-                // Whoever comes back after this look rings again.
-                let _ = (&self.returns).read(&mut [0; 8]);
-                let before = connections.len();
-                connections.extend(returned.try_iter());
-                away -= connections.len() - before;
+                connections.extend(came_back);
                 if opens {
-                    shut = self.let_in(&mut connections, away);
+                    shut = self.let_in(&mut connections, away.users.len(), joins.is_some());
                 }
             }
         })
@@ -174,7 +222,7 @@ impl Door {
 
     /// Lets in those who wait, as many as there are places at most, beside those that are `away`. Gives when to look again, if that is not as soon as
     /// somebody is there.
-    fn let_in(&self, connections: &mut Vec<Connection>, away: usize) -> Option<Instant> {
+    fn let_in(&self, connections: &mut Vec<Connection>, away: usize, anybody: bool) -> Option<Instant> {
         for _ in 0..CONNECTIONS {
             let is_full = connections.len() + away >= CONNECTIONS;
             let oldest = (0..connections.len()).min_by_key(|&index| connections[index].since).filter(|_| is_full);
@@ -191,7 +239,7 @@ impl Door {
                     _ => return Some(Instant::now() + SHORTAGE),
                 },
             };
-            let Some(connection) = Connection::new(stream) else { continue };
+            let Some(connection) = Connection::new(stream, anybody) else { continue };
             if let Some(oldest) = oldest {
                 connections.remove(oldest);
             }
@@ -199,6 +247,35 @@ impl Door {
         }
         None
     }
+}
+
+/// Who has something done that takes long.
+#[derive(Default)]
+struct Away {
+    users: Vec<u32>,
+}
+
+impl Away {
+    /// Whether one more request of a user may be done now.
+    fn has_room_for(&self, user: u32) -> bool {
+        let alike = self.users.iter().filter(|&&other| is_root_or_own(other) == is_root_or_own(user)).count();
+        let own = self.users.iter().filter(|&&other| other == user).count();
+        alike < LONG && (is_root_or_own(user) || own < LONG_OF_ONE)
+    }
+
+    fn goes(&mut self, user: u32) {
+        self.users.push(user);
+    }
+
+    fn comes_back(&mut self, user: u32) {
+        let place = self.users.iter().position(|&other| other == user).expect("who comes back has gone");
+        self.users.swap_remove(place);
+    }
+}
+
+/// Whether a user is root, or whom the manager runs for.
+fn is_root_or_own(user: u32) -> bool {
+    [0, rustix::process::geteuid().as_raw()].contains(&user)
 }
 
 fn identity(path: &Path) -> io::Result<(u64, u64)> {
@@ -248,7 +325,8 @@ fn wait(
     connections: &[Connection],
     shut: Option<Instant>,
 ) -> (bool, Vec<bool>) {
-    let due = connections.iter().map(Connection::due).chain(shut).min();
+    let heard: Vec<&Connection> = connections.iter().filter(|connection| !connection.waits).collect();
+    let due = heard.iter().map(|connection| connection.due()).chain(shut).min();
     // A nanosecond more, not to look before it is time.
     let patience = due.map(|due| due.saturating_duration_since(Instant::now())).map(|patience| Timespec {
         tv_sec: patience.as_secs() as i64,
@@ -259,7 +337,7 @@ fn wait(
         PollFd::from_borrowed_fd(listener.as_fd(), at_door),
         PollFd::from_borrowed_fd(returns.as_fd(), PollFlags::IN),
     ];
-    all.extend(connections.iter().map(|connection| {
+    all.extend(heard.iter().map(|connection| {
         let wanted = if connection.answer.is_empty() { PollFlags::IN } else { PollFlags::OUT };
         PollFd::from_borrowed_fd(connection.stream.as_fd(), wanted)
     }));
@@ -267,7 +345,8 @@ fn wait(
     let tried = poll(&mut all, patience.as_ref()).is_err();
     let is_ready = |of: &PollFd<'_>| tried || !of.revents().is_empty();
     let opens = shut.map_or_else(|| is_ready(&all[0]), |shut| shut <= Instant::now());
-    (opens, all[2..].iter().map(is_ready).collect())
+    let mut ready = all[2..].iter().map(is_ready);
+    (opens, connections.iter().map(|connection| !connection.waits && ready.next() == Some(true)).collect())
 }
 
 /// How far a connection has come.
@@ -276,12 +355,16 @@ enum Step {
     Goes,
     /// What it asks for takes long, and is not done yet.
     TakesLong,
+    /// It is a job's that may join in this group.
+    Joins(GroupId),
 }
 
 /// One connection.
 struct Connection {
     stream: UnixStream,
     peer: Peer,
+    /// It waits for its turn to have done what takes long.
+    waits: bool,
     /// When it last began to rest, or its request to arrive, or its answer to be taken.
     since: Instant,
     request: Vec<u8>,
@@ -290,15 +373,14 @@ struct Connection {
 }
 
 impl Connection {
-    /// A connection from somebody who may.
-    fn new(stream: UnixStream) -> Option<Connection> {
+    /// A connection from somebody who may, if not `anybody` may.
+    fn new(stream: UnixStream, anybody: bool) -> Option<Connection> {
         let peer = peer(&stream).ok()?;
-        let own = rustix::process::geteuid().as_raw();
-        if ![0, own].contains(&peer.uid) {
+        if !anybody && !is_root_or_own(peer.uid) {
             return None;
         }
         stream.set_nonblocking(true).ok()?;
-        Some(Connection { stream, peer, since: Instant::now(), request: Vec::new(), answer: Vec::new() })
+        Some(Connection { stream, peer, waits: false, since: Instant::now(), request: Vec::new(), answer: Vec::new() })
     }
 
     /// When it is too late for the next step.
@@ -308,24 +390,45 @@ impl Connection {
     }
 
     fn is_late(&self) -> bool {
-        self.due() <= Instant::now()
+        !self.waits && self.due() <= Instant::now()
     }
 
     /// Takes what has come, answers it, and hands over what is taken of the answer: as far as it goes without waiting. An
     /// error is the end of the connection.
     ///
-    /// What takes long is not answered if there `is_room` for it elsewhere.
-    fn go_on(&mut self, machine: &dyn Machine, is_room: bool) -> io::Result<Step> {
+    /// What takes long is not answered, but waits until there `is_room` for it elsewhere. Nobody joins unless `may_join`.
+    fn go_on(&mut self, machine: &dyn Machine, is_room: bool, may_join: bool) -> io::Result<Step> {
         if self.answer.is_empty() {
-            if !self.receive()? {
+            if !self.waits && !self.receive()? {
                 return Ok(Step::Goes);
             }
-            if is_room && takes_long(&self.request) {
-                return Ok(Step::TakesLong);
+            if takes_long(&self.request) {
+                self.waits = !is_room;
+                return Ok(if is_room { Step::TakesLong } else { Step::Goes });
+            }
+            if let Some(group) = self.joins(machine).filter(|_| may_join) {
+                return Ok(Step::Joins(group));
             }
             self.answer(machine)?;
         }
         self.send().map(|()| Step::Goes)
+    }
+
+    /// The group that it may join in, if that is what it asks for.
+    fn joins(&self, machine: &dyn Machine) -> Option<GroupId> {
+        let (request, path, _) = parts(&self.request).ok()??;
+        let path = str::from_utf8(path).ok().filter(|_| request.verb == Verb::Join)?;
+        Tree(machine).joinable(path, writer(self.peer)).ok()
+    }
+
+    /// Gives the connection of a job that joins to who takes it in.
+    fn hand_on(self, group: GroupId, joins: &Joins) {
+        let Ok(Some((_, _, value))) = parts(&self.request) else { return };
+        let wishes = |wish: &str| value.split(|&byte| byte == b'\n').any(|line| line == wish.as_bytes());
+        let (transient, require) = (wishes(TRANSIENT), wishes(REQUIRE));
+        // Nobody takes jobs in any more: then the connection ends.
+        let _ = joins.queue.send(Joining { stream: self.stream, peer: self.peer, group, transient, require });
+        (&joins.bell).write_all(&1u64.to_ne_bytes()).expect("an event counter takes a 1");
     }
 
     /// Has its answer, if its request is complete.
@@ -388,26 +491,36 @@ fn request_len(bytes: &[u8]) -> io::Result<usize> {
     Ok(REQUEST_HEADER + request.path + request.value)
 }
 
+/// A request's header, its path and its value.
+type Parts<'a> = (Request, &'a [u8], &'a [u8]);
+
+/// A request; none until it is complete. An error is no request.
+fn parts(bytes: &[u8]) -> io::Result<Option<Parts<'_>>> {
+    let Some((header, body)) = bytes.split_first_chunk::<REQUEST_HEADER>() else { return Ok(None) };
+    let request = Request::decode(*header).ok_or(ErrorKind::InvalidData)?;
+    let complete = body.len() >= request.path + request.value;
+    Ok(complete.then(|| {
+        let (path, value) = body.split_at(request.path);
+        (request, path, value)
+    }))
+}
+
 /// Whether a request is complete and asks for what takes long.
 fn takes_long(bytes: &[u8]) -> bool {
-    let Some(request) = bytes.first_chunk().and_then(|header| Request::decode(*header)) else { return false };
-    let file =
-        bytes.get(REQUEST_HEADER..REQUEST_HEADER + request.path).and_then(|path| path.rsplit(|&c| c == b'/').next());
-    let is_complete = bytes.len() >= REQUEST_HEADER + request.path + request.value;
-    is_complete && request.verb == Verb::Write && LONG_FILES.iter().any(|long| file == Some(long.as_bytes()))
+    let Ok(Some((request, path, _))) = parts(bytes) else { return false };
+    let file = path.rsplit(|&byte| byte == b'/').next();
+    request.verb == Verb::Write && LONG_FILES.iter().any(|long| file == Some(long.as_bytes()))
+}
+
+fn writer(peer: Peer) -> Writer {
+    Writer { pid: peer.pid, uid: peer.uid }
 }
 
 /// The answer to a request; none until it is complete. An error is no request.
 fn answer(bytes: &[u8], from: Peer, machine: &dyn Machine) -> io::Result<Option<Vec<u8>>> {
-    let Some(header) = bytes.first_chunk::<REQUEST_HEADER>() else { return Ok(None) };
-    let request = Request::decode(*header).ok_or(ErrorKind::InvalidData)?;
-    let body = &bytes[REQUEST_HEADER..];
-    if body.len() < request.path + request.value {
-        return Ok(None);
-    }
-    let (path, value) = body.split_at(request.path);
+    let Some((request, path, value)) = parts(bytes)? else { return Ok(None) };
     let result = match str::from_utf8(path) {
-        Ok(path) => follow(request.verb, path, value, from, &Tree(machine)),
+        Ok(path) => follow(request.verb, path, value, writer(from), &Tree(machine)),
         // All names are text.
         Err(_) => Err(Error::NotFound),
     };
@@ -420,17 +533,21 @@ fn answer(bytes: &[u8], from: Peer, machine: &dyn Machine) -> io::Result<Option<
     Ok(Some([&header[..], text.as_bytes()].concat()))
 }
 
-fn follow(verb: Verb, path: &str, value: &[u8], from: Peer, tree: &Tree<'_>) -> Result<String, Error> {
+fn follow(verb: Verb, path: &str, value: &[u8], from: Writer, tree: &Tree<'_>) -> Result<String, Error> {
     let nothing = |()| String::new();
     match verb {
         Verb::Read => tree.read(path),
-        Verb::Write => tree.write(path, value, from.pid).map(nothing),
+        Verb::Write => tree.write(path, value, from).map(nothing),
         Verb::List => tree.list(path).map(|entries| {
             let slash = |kind| if kind == Kind::Directory { "/" } else { "" };
             entries.iter().map(|entry| format!("{}{}\n", entry.name, slash(entry.kind))).collect()
         }),
-        Verb::Make => tree.make(path).map(nothing),
-        Verb::Remove => tree.remove(path).map(nothing),
+        Verb::Make => tree.make(path, from).map(nothing),
+        Verb::Remove => tree.remove(path, from).map(nothing),
+        Verb::Join => Err(tree.joinable(path, from).err().unwrap_or(Error::NotSupported(
+            "this manager has a job of its own, and no other; jobs join an uzswap daemon",
+        ))),
+        Verb::Stats => tree.stats(path),
         Verb::Look => tree.look(path).map(|kind| match kind {
             Kind::Directory => DIRECTORY.to_owned(),
             Kind::File { readable, writable } => {

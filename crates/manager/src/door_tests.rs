@@ -36,8 +36,8 @@ impl Place {
     }
 
     fn serve_machine(&self, machine: Mock) -> PathBuf {
-        let door = Door::open(&self.socket()).expect("a free name");
-        thread::spawn(move || door.serve(&machine));
+        let door = Door::open(&self.socket(), 0o600).expect("a free name");
+        thread::spawn(move || door.serve(&machine, None));
         self.socket()
     }
 }
@@ -136,16 +136,16 @@ fn the_longest_request_and_one_that_is_too_long() {
 #[test]
 fn the_name_is_ours_alone_from_the_beginning_to_the_end() {
     let place = Place::new();
-    let door = Door::open(&place.socket()).unwrap();
+    let door = Door::open(&place.socket(), 0o600).unwrap();
     assert_eq!(fs::metadata(place.socket()).unwrap().permissions().mode() & 0o7777, 0o600);
-    let why = Door::open(&place.socket()).unwrap_err();
+    let why = Door::open(&place.socket(), 0o600).unwrap_err();
     assert!(why.contains("another manager"), "{why}");
     assert!(UnixStream::connect(place.socket()).is_ok(), "the first is as it was");
     drop(door);
     assert_eq!(fs::read_dir(&place.0).unwrap().count(), 0, "nothing is left");
     // What a dead one left is replaced.
     drop(UnixListener::bind(place.socket()).unwrap());
-    let door = Door::open(&place.socket()).unwrap();
+    let door = Door::open(&place.socket(), 0o600).unwrap();
     assert!(UnixStream::connect(place.socket()).is_ok());
     assert_eq!(fs::read_dir(&place.0).unwrap().count(), 1);
     // What has come to be there is not ours to remove.
@@ -153,11 +153,11 @@ fn the_name_is_ours_alone_from_the_beginning_to_the_end() {
     fs::write(place.socket(), "mine").unwrap();
     drop(door);
     assert!(place.socket().exists());
-    let why = Door::open(&place.socket()).unwrap_err();
+    let why = Door::open(&place.socket(), 0o600).unwrap_err();
     assert!(why.contains("no socket"), "{why}");
     assert_eq!(fs::read(place.socket()).unwrap(), b"mine");
-    assert!(Door::open(&place.0.join("absent/socket")).is_err());
-    assert!(Door::open(&place.0.join("n".repeat(120))).is_err(), "longer than a socket's name can be");
+    assert!(Door::open(&place.0.join("absent/socket"), 0o600).is_err());
+    assert!(Door::open(&place.0.join("n".repeat(120)), 0o600).is_err(), "longer than a socket's name can be");
 }
 
 #[test]
@@ -240,19 +240,16 @@ fn nobody_waits_for_what_takes_long() {
     let start = Instant::now();
     let reclaim = request(Verb::Write, "cgroup/memory.reclaim", "4096");
     let read = request(Verb::Read, "parameters/enabled", "");
-    let mut long: Vec<UnixStream> = (0..LONG).map(|_| connect(&socket)).collect();
+    // More than are done at once, each with another request behind it, which has to wait.
+    let mut long: Vec<UnixStream> = (0..LONG + 3).map(|_| connect(&socket)).collect();
     for stream in &mut long {
-        // With another request behind it, which has to wait.
         stream.write_all(&[&reclaim[..], &read].concat()).unwrap();
     }
-    while start.elapsed() < TAKES / 2 {
+    while start.elapsed() < TAKES + TAKES / 2 {
         let asked = Instant::now();
         assert!(still_serves(&socket));
         assert!(asked.elapsed() < TAKES / 2, "somebody waited: {:?}", asked.elapsed());
     }
-    // One more than there are threads for.
-    long.push(connect(&socket));
-    long.last_mut().unwrap().write_all(&[&reclaim[..], &read].concat()).unwrap();
     for stream in &mut long {
         assert_eq!(answer_of(stream).unwrap(), (0, String::new()));
         assert_eq!(answer_of(stream).unwrap(), (0, "Y\n".into()));
@@ -262,6 +259,27 @@ fn nobody_waits_for_what_takes_long() {
         connect(&socket).write_all(&reclaim).unwrap();
     }
     assert!(still_serves(&socket));
+}
+
+#[test]
+fn one_user_leaves_room_for_others() {
+    let (mut away, own, [one, another, third]) =
+        (Away::default(), rustix::process::geteuid().as_raw(), [901, 902, 903]);
+    for user in [one, another] {
+        for _ in 0..LONG_OF_ONE {
+            assert!(away.has_room_for(user));
+            away.goes(user);
+        }
+        assert!(!away.has_room_for(user));
+    }
+    assert!(!away.has_room_for(third));
+    for _ in 0..LONG {
+        assert!(away.has_room_for(own) && away.has_room_for(0));
+        away.goes(own);
+    }
+    assert!(!away.has_room_for(0));
+    away.comes_back(one);
+    assert!(away.has_room_for(one) && away.has_room_for(third) && !away.has_room_for(another));
 }
 
 proptest! {

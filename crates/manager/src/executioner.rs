@@ -28,10 +28,19 @@ pub enum Manner {
 ///
 /// `front`, if it is the caller, is the ancestor of all of them; `known` are processes known to belong.
 pub fn kill_job(manner: Manner, job: Job, front: Option<i32>, known: &[i32], spared: &[i32]) -> usize {
+    kill_with(manner, str::from_utf8(&job.to_text()).expect("hexadecimal digits"), front, known, spared)
+}
+
+/// The same with every job of the manager of that name.
+pub fn kill_jobs_of(manner: Manner, name: u64, spared: &[i32]) -> usize {
+    kill_with(manner, &format!("{name:016x}"), None, &[], spared)
+}
+
+fn kill_with(manner: Manner, secret: &str, front: Option<i32>, known: &[i32], spared: &[i32]) -> usize {
     let mut killed: HashSet<i32> = HashSet::new();
     let started = Instant::now();
     loop {
-        let members = members(job, front, known);
+        let members = members(secret, front, known);
         // A worker is the last to guard its program, should we die in the middle of this. It ends by itself.
         let guards = |pid: i32, other: i32| !is_called_worker(other) && share_memory(pid, other).unwrap_or(false);
         let is_worker = |pid: i32| is_called_worker(pid) && members.iter().any(|&other| guards(pid, other));
@@ -74,15 +83,15 @@ fn descendants_in(processes: &HashMap<i32, Process>, front: i32) -> Vec<i32> {
     found.split_off(1)
 }
 
-fn members(job: Job, front: Option<i32>, known: &[i32]) -> HashSet<i32> {
+/// The processes whose environment has a job that begins with `secret`, and the others that are known of.
+fn members(secret: &str, front: Option<i32>, known: &[i32]) -> HashSet<i32> {
     let processes = processes();
     let mut members: HashSet<i32> = known.iter().copied().filter(|pid| processes.contains_key(pid)).collect();
     members.extend(front.into_iter().flat_map(|front| descendants_in(&processes, front)));
-    let mut secret = format!("{ENV_JOB}=").into_bytes();
-    secret.extend(job.to_text());
+    let secret = format!("{ENV_JOB}={secret}").into_bytes();
     members.extend(processes.keys().filter(|pid| {
         let environment = fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
-        environment.split(|&byte| byte == 0).any(|entry| entry == secret)
+        environment.split(|&byte| byte == 0).any(|entry| entry.starts_with(&secret))
     }));
     members
 }

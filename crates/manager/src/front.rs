@@ -7,17 +7,21 @@
 //! 4. If it dies itself, the manager does the same. If both die at once, each worker kills its own program, whose faults
 //!    wait because the worker holds a copy of the userfaultfd.
 //!
-//! It has one thread, and keeps nothing open of its own.
+//! The front of a job that has joined a daemon has a connection to it instead: when that ends it kills the job, unless
+//! the daemon has brought back everything and says so. When nothing is left of the job it says so, too.
+//!
+//! It has one thread, and keeps nothing else open of its own.
 
 use std::ffi::OsString;
 use std::fs::File;
-use std::io::{Read, Write};
+use std::io::{ErrorKind, Read, Write};
+use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use uzswap_proto::control::ENV_SOCKET;
+use uzswap_proto::control::{ANSWER_HEADER, Answer, BYE, ENV_SOCKET, RELEASED};
 use uzswap_proto::{ENV_JOB, Job};
 use uzswap_vm::sys::file::event;
 use uzswap_vm::sys::job::{self, Child, Signal, Signals};
@@ -28,6 +32,9 @@ use crate::executioner::{self, Manner};
 
 /// The exit status when uzswap itself failed and took the job with it.
 pub const STATUS_LOST: i32 = 125;
+
+/// The exit status of what was killed.
+const STATUS_KILLED: i32 = 128 + libc::SIGKILL;
 
 /// What front and manager tell each other.
 pub struct Bell {
@@ -46,13 +53,18 @@ impl Bell {
         (&self.ready).write_all(&1u64.to_ne_bytes()).expect("an event counter takes a 1");
     }
 
-    fn is_ready(&self) -> bool {
+    pub fn is_ready(&self) -> bool {
         (&self.ready).read_exact(&mut [0; 8]).is_ok()
     }
 
-    /// The front: nothing of the job is left.
-    fn ring_finish(&self) {
+    /// The front: nothing of the job is left. A daemon's guard: it is to stop.
+    pub fn ring_finish(&self) {
         (&self.finish).write_all(&1u64.to_ne_bytes()).expect("an event counter takes a 1");
+    }
+
+    /// The manager: it has been heard.
+    pub fn hear_finish(&self) {
+        let _ = (&self.finish).read(&mut [0; 8]);
     }
 
     /// What the manager waits on.
@@ -103,7 +115,7 @@ pub fn run(
     signals: &Signals,
 ) -> Result<i32, RunError> {
     let server = control_fs.as_ref().map(|control_fs| control_fs.server);
-    let mut front = Front { manager, manager_status: None, server, program: None, program_status: None };
+    let mut front = Front { manager: Some(manager), manager_status: None, server, program: None, program_status: None };
     while !bell.is_ready() {
         signals.wait(Duration::from_millis(10));
         front.collect();
@@ -112,30 +124,144 @@ pub fn run(
         }
     }
     control_fs.map_or(Ok(()), ControlFs::enter).inspect_err(|_| front_stop(bell, manager))?;
-    front.program = Some(start(program, signals, || front_stop(bell, manager))?);
+    front.program = Some(start(program, signals).inspect_err(|_| front_stop(bell, manager))?);
     loop {
-        if let Some(signal) = signals.wait(Duration::from_millis(100)) {
-            front.pass_on(signal);
-        }
-        front.collect();
-        if let Some(status) = front.manager_status {
-            remove_agent(&program.agent);
-            let killed =
-                executioner::kill_job(Manner::StopFirst, program.job, Some(std::process::id() as i32), &[], &[]);
-            eprintln!(
-                "uzswap: error: the manager died (status {status}); killed the job ({killed} processes), whose \
-                 evicted pages died with it"
-            );
-            return Ok(STATUS_LOST);
-        }
-        let Some(status) = front.program_status else { continue };
-        if front.is_alone() {
+        if let Some(status) = front.wait(signals) {
             if let Some(server) = front.server {
                 // It may have ended with the last who saw its files.
                 let _ = job::kill(server, libc::SIGKILL);
             }
             front_stop(bell, manager);
             return Ok(status);
+        }
+        if let Some(status) = front.manager_status {
+            remove_agent(&program.agent);
+            let killed = kill_own(program.job);
+            eprintln!(
+                "uzswap: error: the manager died (status {status}); killed the job ({killed} processes), whose \
+                 evicted pages died with it"
+            );
+            return Ok(STATUS_LOST);
+        }
+    }
+}
+
+/// Runs the program under a daemon; gives the exit status for `uzswap run`.
+///
+/// `each_second` is called as long as the daemon is there, and at the end.
+pub fn run_joined(
+    program: &Program,
+    link: UnixStream,
+    quiet: bool,
+    signals: &Signals,
+    each_second: &mut dyn FnMut(),
+) -> Result<i32, RunError> {
+    let mut front = Front { manager: None, manager_status: None, server: None, program: None, program_status: None };
+    let mut daemon = Some(Daemon { link, heard: Vec::new() });
+    let started = start(program, signals);
+    if started.is_err()
+        && let Some(daemon) = daemon.take()
+    {
+        daemon.part(true);
+    }
+    front.program = Some(started?);
+    let mut last = Instant::now();
+    loop {
+        let status = front.wait(signals);
+        match daemon.as_mut().map_or(Heard::Nothing, Daemon::hear) {
+            Heard::Nothing => {}
+            Heard::Text(text) => eprintln!("{text}"),
+            Heard::Released => {
+                daemon = None;
+                eprintln!("uzswap: warning: the daemon has stopped; the job runs on without a limit");
+            }
+            Heard::Gone => return Ok(lost(program.job)),
+        }
+        if let Some(status) = status {
+            if daemon.is_some() {
+                each_second();
+            }
+            let answered = daemon.is_none_or(|daemon| daemon.part(quiet));
+            // That may be why it was killed.
+            return Ok(if answered || status != STATUS_KILLED { status } else { lost(program.job) });
+        }
+        if daemon.is_some() && last.elapsed() > Duration::from_secs(1) {
+            each_second();
+            last = Instant::now();
+        }
+    }
+}
+
+/// Ends a job whose daemon is dead; gives the exit status.
+fn lost(job: Job) -> i32 {
+    kill_own(job);
+    eprintln!("uzswap: error: the daemon died; killed the job, whose evicted pages died with it");
+    STATUS_LOST
+}
+
+/// Kills all that descends from this process.
+fn kill_own(job: Job) -> usize {
+    executioner::kill_job(Manner::StopFirst, job, Some(std::process::id() as i32), &[], &[])
+}
+
+/// The connection of a job that has joined.
+struct Daemon {
+    link: UnixStream,
+    /// Of a message that has not come whole.
+    heard: Vec<u8>,
+}
+
+enum Heard {
+    Nothing,
+    /// For the user.
+    Text(String),
+    Released,
+    Gone,
+}
+
+impl Daemon {
+    /// What the daemon has said.
+    fn hear(&mut self) -> Heard {
+        let mut buffer = [0; 4096];
+        loop {
+            if let Some((header, rest)) = self.heard.split_first_chunk::<ANSWER_HEADER>() {
+                let Some(answer) = Answer::decode(*header) else { return Heard::Gone };
+                if let Some((text, rest)) = rest.split_at_checked(answer.text) {
+                    let (text, rest) = (String::from_utf8_lossy(text).into_owned(), rest.to_vec());
+                    self.heard = rest;
+                    return if answer.errno == RELEASED { Heard::Released } else { Heard::Text(text) };
+                }
+            }
+            match self.link.read(&mut buffer) {
+                Ok(count) if count > 0 => self.heard.extend_from_slice(&buffer[..count]),
+                Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => {
+                    return Heard::Nothing;
+                }
+                _ => return Heard::Gone,
+            }
+        }
+    }
+
+    /// Says goodbye, and hears the last word; tells whether there was one.
+    fn part(mut self, quiet: bool) -> bool {
+        const PATIENCE: Duration = Duration::from_secs(2);
+        let said = (&self.link).write_all(&[BYE]).and_then(|()| self.link.set_nonblocking(false));
+        if said.is_err() || self.link.set_read_timeout(Some(PATIENCE)).is_err() {
+            return false;
+        }
+        let mut answered = false;
+        loop {
+            match self.hear() {
+                Heard::Text(text) => {
+                    answered = true;
+                    if !quiet {
+                        eprintln!("{text}");
+                    }
+                }
+                // A daemon that has no time is not dead.
+                Heard::Nothing | Heard::Released => return true,
+                Heard::Gone => return answered,
+            }
         }
     }
 }
@@ -162,7 +288,7 @@ pub fn remove_agent(path: &Path) {
     let _ = std::fs::remove_file(path);
 }
 
-fn start(program: &Program, signals: &Signals, on_failure: impl FnOnce()) -> Result<i32, RunError> {
+fn start(program: &Program, signals: &Signals) -> Result<i32, RunError> {
     let mut preload = program.agent.clone().into_os_string();
     if let Some(others) = std::env::var_os("LD_PRELOAD").filter(|others| !others.is_empty()) {
         preload.push(":");
@@ -187,7 +313,6 @@ fn start(program: &Program, signals: &Signals, on_failure: impl FnOnce()) -> Res
     match command.spawn() {
         Ok(child) => Ok(child.id() as i32),
         Err(error) => {
-            on_failure();
             let shown = program.path.display();
             Err(RunError { message: format!("{shown}: cannot be executed: {error}"), exit_status: 126 })
         }
@@ -195,7 +320,8 @@ fn start(program: &Program, signals: &Signals, on_failure: impl FnOnce()) -> Res
 }
 
 struct Front {
-    manager: i32,
+    /// The manager's process, if it is the job's own.
+    manager: Option<i32>,
     manager_status: Option<i32>,
     /// The process that serves the job's control files.
     server: Option<i32>,
@@ -204,11 +330,20 @@ struct Front {
 }
 
 impl Front {
+    /// Waits a while, and passes on what comes; gives the program's status when nothing of the job is left.
+    fn wait(&mut self, signals: &Signals) -> Option<i32> {
+        if let Some(signal) = signals.wait(Duration::from_millis(100)) {
+            self.pass_on(signal);
+        }
+        self.collect();
+        self.program_status.filter(|_| self.manager_status.is_none() && self.is_alone())
+    }
+
     /// Takes note of children that ended or stopped.
     fn collect(&mut self) {
         while let Some((pid, news)) = job::collect_child() {
             match news {
-                Child::Ended(status) if pid == self.manager => self.manager_status = Some(status),
+                Child::Ended(status) if Some(pid) == self.manager => self.manager_status = Some(status),
                 Child::Ended(_) if Some(pid) == self.server => self.server = None,
                 Child::Ended(status) if Some(pid) == self.program => self.program_status = Some(status),
                 // Stop as the program did, so that the shell sees it.
@@ -231,7 +366,7 @@ impl Front {
 
     /// Whether nothing of the job is left but what is ours.
     fn is_alone(&self) -> bool {
-        let is_ours = |pid: i32| pid == self.manager || Some(pid) == self.server;
+        let is_ours = |pid: i32| [self.manager, self.server].contains(&Some(pid));
         let own = std::process::id();
         let children = std::fs::read_to_string(format!("/proc/{own}/task/{own}/children"));
         match children {

@@ -41,6 +41,8 @@ struct Tree {
 #[derive(Debug)]
 struct Node {
     name: String,
+    /// The user whose it is.
+    owner: u32,
     children: BTreeMap<String, GroupId>,
     charge: Arc<Charge>,
 }
@@ -53,12 +55,16 @@ impl std::fmt::Debug for Groups {
 
 const ROOT: GroupId = GroupId::ROOT;
 
+/// How many groups a user can have who is neither root nor the manager's own.
+const MOST_OWNED: usize = 1024;
+
 impl Groups {
     /// The root alone.
     pub fn new(engine: Arc<Zswap>, bell: Arc<Bell>) -> Groups {
         let root = Arc::new(Charge::new(ROOT, Group::ROOT, None, bell.clone()));
         let charges = RwLock::new(Arc::from([root.clone()]));
-        let node = Node { name: String::new(), children: BTreeMap::new(), charge: root };
+        let owner = rustix::process::geteuid().as_raw();
+        let node = Node { name: String::new(), owner, children: BTreeMap::new(), charge: root };
         let tree = RwLock::new(Tree { next: 1, nodes: BTreeMap::from([(ROOT, node)]) });
         Groups { engine, bell, watch_bell: Bell::default(), tree, charges }
     }
@@ -96,6 +102,11 @@ impl Groups {
         self.tree.read().nodes.get(&id)?.children.get(name).copied()
     }
 
+    /// The user whose group it is.
+    pub fn owner(&self, id: GroupId) -> Option<u32> {
+        self.tree.read().nodes.get(&id).map(|node| node.owner)
+    }
+
     /// The names of the children, in order.
     pub fn children(&self, id: GroupId) -> Option<Vec<String>> {
         self.tree.read().nodes.get(&id).map(|node| node.children.keys().cloned().collect())
@@ -110,13 +121,17 @@ impl Groups {
         if path.is_empty() { "/".to_owned() } else { path }
     }
 
-    /// A new group below `parent`.
+    /// A new group of `owner`'s below `parent`.
     ///
     /// # Errors
     /// `Gone`, `Exists`; `Again` if there are as many as there can be, which removed ones count for as long as something of
-    /// theirs is stored.
-    pub fn create(&self, parent: GroupId, name: &str) -> Result<GroupId, Error> {
+    /// theirs is stored, or if a user has as many as one may have.
+    pub fn create(&self, parent: GroupId, name: &str, owner: u32) -> Result<GroupId, Error> {
         let tree = &mut *self.tree.write();
+        let owned = tree.nodes.values().filter(|node| node.owner == owner).count();
+        if owned >= MOST_OWNED && ![0, tree.nodes[&ROOT].owner].contains(&owner) {
+            return Err(Error::Again);
+        }
         let above = tree.nodes.get_mut(&parent).ok_or(Error::Gone)?;
         if above.children.contains_key(name) {
             return Err(Error::Exists);
@@ -126,7 +141,7 @@ impl Groups {
         tree.next += 1;
         above.children.insert(name.to_owned(), id);
         let charge = Arc::new(Charge::new(id, group, Some(above.charge.clone()), self.bell.clone()));
-        tree.nodes.insert(id, Node { name: name.to_owned(), children: BTreeMap::new(), charge });
+        tree.nodes.insert(id, Node { name: name.to_owned(), owner, children: BTreeMap::new(), charge });
         self.set_all(tree);
         Ok(id)
     }
@@ -180,11 +195,37 @@ impl Groups {
         }
     }
 
-    /// How long nothing can happen in any group that must be seen.
-    pub fn pause(&self) -> Duration {
+    /// How long nothing can happen in any group that must be seen, if `lead` bytes are touched besides.
+    pub fn pause(&self, lead: u64) -> Duration {
+        self.shortest(|charge| charge.pause(lead))
+    }
+
+    /// How long reclaim may wait, unless it is called.
+    pub fn reclaim_pause(&self) -> Duration {
+        self.shortest(Charge::reclaim_pause)
+    }
+
+    fn shortest(&self, pause: impl Fn(&Charge) -> Duration) -> Duration {
         let charges = self.all();
-        let pauses = charges.iter().filter(|charge| charge.current.load(Relaxed) > 0).map(|charge| charge.pause());
+        let pauses = charges.iter().filter(|charge| charge.current.load(Relaxed) > 0).map(|charge| pause(charge));
         pauses.min().unwrap_or(LONGEST_PAUSE)
+    }
+
+    /// How many of so many pages a group may swap out. None at all is counted as a refusal.
+    pub fn swap_room(&self, charge: &Charge, pages: usize) -> usize {
+        match charge.path().any(|charge| charge.limit(Limit::SwapMax).is_some()) {
+            true => self.engine.swap_room(charge.group, pages as u64) as usize,
+            false => pages,
+        }
+    }
+
+    /// Takes note of how much is swapped out, if it is more than ever. To be called when something has been.
+    pub fn note_swap(&self) {
+        let charges = self.all();
+        let groups: Vec<Group> = charges.iter().map(|charge| charge.group).collect();
+        for (charge, bytes) in charges.iter().zip(self.engine.swap_of(&groups)) {
+            charge.swap_peak.fetch_max(bytes, Relaxed);
+        }
     }
 
     /// How much of a group's charge is protected by `limit` (`Low` or `Min`) when `target`, which is above it, is
@@ -208,6 +249,31 @@ impl Groups {
             return own.min(granted);
         }
         (u128::from(granted) * u128::from(claim(charge)) / u128::from(claims.max(1))) as u64
+    }
+
+    /// The groups whose pools may be shrunk for the need of `target`: itself, if no group below it is protected, or else those
+    /// below that are not. If all are it is those that have only `memory.low`.
+    pub fn unprotected(&self, target: &Charge) -> Vec<Arc<Charge>> {
+        let all = self.all();
+        let below: Vec<&Arc<Charge>> = all.iter().filter(|charge| charge.is_below(target.id)).collect();
+        let without = |limits: &[Limit]| {
+            let is_protected = |charge: &Charge| {
+                limits.iter().any(|limit| {
+                    let granted = self.protection(charge, target.id, *limit);
+                    granted > 0 && charge.current.load(Relaxed) <= granted
+                })
+            };
+            let protected: Vec<&Charge> = below.iter().map(|charge| &***charge).filter(|it| is_protected(it)).collect();
+            let is_mixed = |id| protected.iter().any(|charge| charge.is_below(id));
+            let is_free = |charge: &Charge| !charge.path().any(|above| protected.iter().any(|it| it.id == above.id));
+            let heads = below.iter().filter(|charge| !is_mixed(charge.id) && is_free(charge));
+            let is_top = |charge: &Charge| {
+                charge.id == target.id || charge.parent.as_ref().is_none_or(|parent| is_mixed(parent.id))
+            };
+            heads.filter(|charge| is_top(charge)).map(|charge| (*charge).clone()).collect::<Vec<_>>()
+        };
+        let free = without(&[Limit::Low, Limit::Min]);
+        if free.is_empty() { without(&[Limit::Min]) } else { free }
     }
 }
 
@@ -236,9 +302,9 @@ mod tests {
     #[test]
     fn a_tree_of_names() {
         let groups = groups();
-        let build = groups.create(ROOT, "build").expect("room");
-        let job = groups.create(build, "ci-17").expect("room");
-        assert_eq!(groups.create(ROOT, "build"), Err(Error::Exists));
+        let build = groups.create(ROOT, "build", 0).expect("room");
+        let job = groups.create(build, "ci-17", 0).expect("room");
+        assert_eq!(groups.create(ROOT, "build", 0), Err(Error::Exists));
         assert_eq!((groups.child(ROOT, "build"), groups.child(ROOT, "ci-17")), (Some(build), None));
         assert_eq!(groups.children(ROOT).expect("there"), ["build"]);
         let path = |id| groups.path(&groups.get(id).expect("there"));
@@ -248,13 +314,17 @@ mod tests {
         groups.remove(job).expect("empty");
         groups.remove(build).expect("empty");
         assert_eq!((groups.remove(build), groups.children(build), groups.all().len()), (Err(Error::Gone), None, 1));
+        let users = (0..MOST_OWNED).map(|number| groups.create(ROOT, &number.to_string(), 12345)).collect::<Vec<_>>();
+        assert!(users.iter().all(Result::is_ok));
+        assert_eq!(groups.create(users[0].clone().expect("room"), "one more", 12345), Err(Error::Again));
+        assert!(groups.create(ROOT, "somebody else's", 12346).is_ok());
     }
 
     #[test]
     fn charges_and_counts_reach_every_group_above() {
         let groups = groups();
-        let above = groups.create(ROOT, "above").expect("room");
-        let below = groups.create(above, "below").expect("room");
+        let above = groups.create(ROOT, "above", 0).expect("room");
+        let below = groups.create(above, "below", 0).expect("room");
         let charge = groups.get(below).expect("there");
         let page = std::array::from_fn(|i| (i / 7 % 50) as u8);
         groups.engine.swap_out(&page, Home { group: charge.group, node: 0 }).expect("room");
@@ -273,10 +343,29 @@ mod tests {
     }
 
     #[test]
+    fn the_pool_of_a_protected_group_is_left_alone() {
+        let groups = groups();
+        let [one, two] = ["one", "two"].map(|name| groups.create(ROOT, name, 0).expect("room"));
+        let [low, min] = ["low", "min"].map(|name| groups.create(one, name, 0).expect("room"));
+        let charge = |id| groups.get(id).expect("there");
+        [ROOT, one, two, low, min].into_iter().for_each(|id| charge(id).measured(10, 0));
+        let free = |id| groups.unprotected(&charge(id)).iter().map(|charge| charge.id).collect::<Vec<_>>();
+        assert_eq!((free(ROOT), free(one)), (vec![ROOT], vec![one]), "nobody is protected");
+        charge(one).set_limit(Limit::Min, Some(20));
+        charge(min).set_limit(Limit::Min, Some(20));
+        charge(low).set_limit(Limit::Low, Some(20));
+        charge(one).measured(30, 0);
+        assert_eq!(free(ROOT), [two, low], "what the parent does not grant does not count");
+        assert_eq!((free(one), free(min), free(two)), (vec![low], vec![min], vec![two]), "for itself, or if all are");
+        charge(low).measured(30, 0);
+        assert_eq!(free(one), [low], "no more than it is granted");
+    }
+
+    #[test]
     fn protection_is_granted_in_proportion_to_use() {
         let groups = groups();
-        let parent = groups.create(ROOT, "parent").expect("room");
-        let [one, two] = ["one", "two"].map(|name| groups.create(parent, name).expect("room"));
+        let parent = groups.create(ROOT, "parent", 0).expect("room");
+        let [one, two] = ["one", "two"].map(|name| groups.create(parent, name, 0).expect("room"));
         for (id, low, used) in [(parent, 60, 120), (one, 60, 60), (two, 60, 20)] {
             let charge = groups.get(id).expect("there");
             charge.set_limit(Limit::Low, Some(low));

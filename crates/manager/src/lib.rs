@@ -1,11 +1,15 @@
 //! Groups, limits, policies, sessions: what stands between the command line and the engine.
 //!
 //! [`run_job`] is what `uzswap run` calls: it runs one program under an embedded manager. Two processes of ours take
-//! part: the front (`front.rs`), which the user started, and the manager (`daemon.rs`).
-
-mod front;
+//! part: the front (`front.rs`), which the user started, and the manager (`manager.rs`). [`run_daemon`] has a manager for many
+//! jobs, whose fronts join it by [`run_joined`].
 
 mod daemon;
+mod front;
+mod manager;
+mod retire;
+
+mod jobs;
 
 pub mod control;
 pub mod control_fs;
@@ -20,6 +24,7 @@ mod groups;
 mod pressure;
 mod reclaim;
 mod shrink;
+mod stall;
 mod watch;
 
 mod swap_file;
@@ -35,8 +40,15 @@ mod strangers;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
+use std::os::unix::net::UnixStream;
+
 use crate::control_fs::ControlFs;
 use crate::door::Door;
+use crate::manager::{Serves, Setup, become_manager};
+use crate::swap_file::DiskSwapFile;
+
+pub use crate::daemon::{Entrance, News, run_daemon};
+pub use crate::stats::write_whole;
 
 use uzswap_engine::{Compressor, Zpool};
 use uzswap_proto::Job;
@@ -95,6 +107,19 @@ pub struct JobConfig {
     pub require: bool,
 }
 
+impl JobConfig {
+    /// The cap on the pool as the kernel has it: in percent of RAM, the nearest.
+    pub fn max_pool_percent(&self) -> u8 {
+        percent(self.max_pool, self.ram)
+    }
+}
+
+/// What part of `whole` a part is, to the nearest percent.
+fn percent(part: u64, whole: u64) -> u8 {
+    let whole = u128::from(whole.max(1));
+    ((u128::from(part) * 100 + whole / 2) / whole).min(100) as u8
+}
+
 /// Why a job did not start.
 #[derive(Debug)]
 pub struct RunError {
@@ -115,32 +140,15 @@ impl RunError {
 /// Returns the exit status that `uzswap run` is to end with: the program's own, 128+N if signal N killed it, or 125 if
 /// uzswap itself failed and the job had to be killed.
 pub fn run_job(config: &JobConfig, agent: &[u8], command: &[OsString]) -> Result<i32, RunError> {
-    let path = program::find(&command[0])?;
-    let obstacle = program::obstacle(&path);
-    if let Some(obstacle) = obstacle {
-        let text = format!("{}: {obstacle}: it cannot be managed", path.display());
-        if config.require {
-            return Err(RunError::setup(format!("{text}, which --require forbids")));
-        }
-        eprintln!("uzswap: warning: {text} and runs without a limit");
-    }
+    let (path, warned) = find_program(&command[0], config.require)?;
     let failed = |what: &str| {
         let what = what.to_owned();
         move |error: std::io::Error| RunError::setup(format!("{what}: {error}"))
     };
     let (name, token) = (random()?, random()?);
     let job = Job { name, token };
-    let swap = match &config.swap {
-        SwapConfig::None => None,
-        SwapConfig::File { path, .. } => {
-            let (swap, warning) = swap_file::create(path.as_deref(), name)?;
-            if let Some(warning) = warning {
-                eprintln!("uzswap: warning: {warning}");
-            }
-            Some(swap)
-        }
-    };
-    let listener = Listener::bind(job).map_err(failed("the job's socket"))?;
+    let swap = create_swap(config, name)?;
+    let listener = Listener::bind_name(name).map_err(failed("the job's socket"))?;
     let front_pid = std::process::id() as i32;
     let front = PidFd::open(front_pid).map_err(failed("pidfd_open"))?;
     let bell = front::Bell::new().map_err(failed("eventfd"))?;
@@ -162,20 +170,8 @@ pub fn run_job(config: &JobConfig, agent: &[u8], command: &[OsString]) -> Result
         .inspect_err(|_| front::remove_agent(&agent))
         .map_err(failed("the manager cannot be cloned"))?;
     if manager == 0 {
-        let (config, warned) = (config.clone(), obstacle.is_some());
-        daemon::become_manager(daemon::Setup {
-            config,
-            job,
-            listener,
-            door,
-            swap,
-            agent,
-            front,
-            front_pid,
-            bell,
-            warned,
-            server,
-        });
+        let (config, serves) = (config.clone(), Serves::Job { job, warned, server });
+        become_manager(Setup { config, name, listener, door, swap, agent, front, front_pid, bell, serves });
     }
     let (socket, not_inherited) = (config.control.clone(), config.not_inherited.clone());
     let program = front::Program { path, command: command.to_vec(), agent, job, socket, not_inherited };
@@ -184,9 +180,77 @@ pub fn run_job(config: &JobConfig, agent: &[u8], command: &[OsString]) -> Result
     status
 }
 
+/// A job that has joined a daemon.
+#[derive(Debug)]
+pub struct JoinedJob {
+    /// Its connection.
+    pub link: UnixStream,
+    /// Its name and secret.
+    pub job: Job,
+    /// The daemon's agent.
+    pub agent: PathBuf,
+    /// Where the daemon listens for operators.
+    pub socket: PathBuf,
+    /// No summary on stderr.
+    pub quiet: bool,
+}
+
+/// Whether `command` can be run under a daemon. To be asked before the job joins.
+///
+/// # Errors
+/// It is not to be found, or cannot be managed and must be.
+pub fn check_program(command: &[OsString], require: bool) -> Result<PathBuf, RunError> {
+    find_program(&command[0], require).map(|(path, _)| path)
+}
+
+/// Runs `command`, found at `path`, under a daemon; gives the exit status that `uzswap run` is to end with, as [`run_job`] does.
+/// `each_second` is called as long as it runs, and at the end.
+///
+/// # Errors
+/// The program has not been started.
+pub fn run_joined(
+    joined: JoinedJob,
+    path: PathBuf,
+    command: &[OsString],
+    each_second: &mut dyn FnMut(),
+) -> Result<i32, RunError> {
+    let JoinedJob { link, job, agent, socket, quiet } = joined;
+    let failed = |error: std::io::Error| RunError::setup(format!("the connection to the daemon: {error}"));
+    link.set_nonblocking(true).map_err(failed)?;
+    let signals = front::block_signals();
+    job::become_subreaper().map_err(failed)?;
+    let (command, socket, not_inherited) = (command.to_vec(), Some(socket), Vec::new());
+    let program = front::Program { path, command, agent, job, socket, not_inherited };
+    front::run_joined(&program, link, quiet, &signals, each_second)
+}
+
+/// Finds a program, and warns if it cannot be managed; tells whether it has.
+fn find_program(name: &std::ffi::OsStr, require: bool) -> Result<(PathBuf, bool), RunError> {
+    let path = program::find(name)?;
+    let obstacle = program::obstacle(&path);
+    if let Some(obstacle) = obstacle {
+        let text = format!("{}: {obstacle}: it cannot be managed", path.display());
+        if require {
+            return Err(RunError::setup(format!("{text}, which --require forbids")));
+        }
+        eprintln!("uzswap: warning: {text} and runs without a limit");
+    }
+    Ok((path, obstacle.is_some()))
+}
+
+/// Creates the swap file, if there is to be one.
+fn create_swap(config: &JobConfig, name: u64) -> Result<Option<DiskSwapFile>, RunError> {
+    let SwapConfig::File { path, .. } = &config.swap else { return Ok(None) };
+    let (swap, warning) = swap_file::create(path.as_deref(), name)?;
+    if let Some(warning) = warning {
+        eprintln!("uzswap: warning: {warning}");
+    }
+    Ok(Some(swap))
+}
+
 /// Opens the control socket. Its name goes when the front lets go of it: after the manager has, however that ended.
 fn open_door(path: &Path) -> Result<Door, RunError> {
-    Door::open(path).map_err(|why| RunError::setup(format!("the control socket {}: {why}", path.display())))
+    Door::open(path, 0o600).map_err(|why| RunError::setup(format!("the control socket {}: {why}", path.display())))
 }
 
 /// How much of a job's memory the pool may take: what was asked for, but never so much that nothing is left to work in.
@@ -200,4 +264,19 @@ fn pool_cap(config: &JobConfig, with_swap: bool) -> u64 {
 fn random() -> Result<u64, RunError> {
     // 0 stands for no job in the agent.
     job::random().map(|number| number | 1).map_err(|error| RunError::setup(format!("getrandom: {error}")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_percentage_reads_back_as_it_was_given() {
+        for ram in [1 << 30, (1 << 30) + 12345, 7_777_777_777] {
+            for given in 0..=100u8 {
+                assert_eq!(percent((u128::from(ram) * u128::from(given) / 100) as u64, ram), given);
+            }
+        }
+        assert_eq!((percent(2, 1), percent(1, 0)), (100, 100));
+    }
 }

@@ -8,17 +8,17 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use uzswap_engine::{Counters, FolioCounters, PAGE_SIZE, Zswap};
-use uzswap_proto::Job;
-use uzswap_vm::pager::{self, Pager};
+use uzswap_vm::pager;
 use uzswap_vm::sys::process::memory_nodes;
 
 use crate::charge::{Charge, Events};
 use crate::control::{Error, Figures, GroupId, Limit, Machine, Parameter, Parameters};
 use crate::executioner::{self, Manner};
-use crate::groups::Groups;
+use crate::jobs::Jobs;
 use crate::reclaim::Taker;
 use crate::sessions::{Session, Sessions};
 use crate::shrink::ShrinkWorker;
+use crate::stats::Stats;
 use crate::watch::Watch;
 use crate::{JobConfig, SwapConfig, pool_cap};
 
@@ -28,15 +28,12 @@ const MOST_FAILURES: u32 = 16;
 /// How long killed processes may take to go.
 const KILL_PATIENCE: Duration = Duration::from_secs(10);
 
-/// A job as a machine.
+/// A manager as a machine.
 pub struct JobMachine {
     pub config: JobConfig,
-    pub job: Job,
-    pub front_pid: i32,
+    pub jobs: Arc<Jobs>,
     pub engine: Arc<Zswap>,
-    pub pager: Arc<Pager>,
     pub sessions: Arc<Sessions>,
-    pub groups: Arc<Groups>,
     pub watch: Arc<Watch>,
     pub taker: Taker,
     pub shrink_worker: Arc<ShrinkWorker>,
@@ -51,14 +48,14 @@ impl JobMachine {
             enabled: config.enabled,
             compressor: config.compressor,
             zpool: config.zpool,
-            max_pool_percent: percent(config.max_pool, config.ram),
+            max_pool_percent: config.max_pool_percent(),
             accept_threshold_percent: config.accept_threshold_percent,
             shrinker_enabled: config.shrinker_enabled,
         })
     }
 
     fn charge(&self, group: GroupId) -> Result<Arc<Charge>, Error> {
-        self.groups.get(group).ok_or(Error::Gone)
+        self.taker.groups.get(group).ok_or(Error::Gone)
     }
 
     /// The living processes of a group and of those below it.
@@ -76,23 +73,21 @@ impl JobMachine {
     }
 }
 
-/// What part of `whole` a part is, to the nearest percent.
-fn percent(part: u64, whole: u64) -> u8 {
-    let whole = u128::from(whole.max(1));
-    ((u128::from(part) * 100 + whole / 2) / whole).min(100) as u8
-}
-
 impl Machine for JobMachine {
     fn find(&self, parent: GroupId, name: &str) -> Option<GroupId> {
-        self.groups.child(parent, name)
+        self.taker.groups.child(parent, name)
     }
 
     fn children(&self, group: GroupId) -> Result<Vec<String>, Error> {
-        self.groups.children(group).ok_or(Error::Gone)
+        self.taker.groups.children(group).ok_or(Error::Gone)
     }
 
-    fn create(&self, parent: GroupId, name: &str) -> Result<GroupId, Error> {
-        self.groups.create(parent, name)
+    fn create(&self, parent: GroupId, name: &str, owner: u32) -> Result<GroupId, Error> {
+        self.taker.groups.create(parent, name, owner)
+    }
+
+    fn owner(&self, group: GroupId) -> Result<u32, Error> {
+        self.taker.groups.owner(group).ok_or(Error::Gone)
     }
 
     fn remove(&self, group: GroupId) -> Result<(), Error> {
@@ -101,12 +96,12 @@ impl Machine for JobMachine {
         if !self.processes(group)?.is_empty() {
             return Err(Error::Busy);
         }
-        let spaces = self.pager.spaces();
+        let spaces = self.taker.pager.spaces();
         let parent = charge.parent.clone().ok_or(Error::Busy)?;
         for space in spaces.into_iter().filter(|space| space.account().group() == charge.group) {
             space.charge_to(parent.clone());
         }
-        self.groups.remove(group)?;
+        self.taker.groups.remove(group)?;
         self.shrink_worker.forget(charge.group);
         Ok(())
     }
@@ -114,7 +109,7 @@ impl Machine for JobMachine {
     fn limit(&self, group: GroupId, limit: Limit) -> Result<Option<u64>, Error> {
         let charge = self.charge(group)?;
         Ok(match (&self.config.swap, limit) {
-            (SwapConfig::None, Limit::SwapMax) => Some(0),
+            (SwapConfig::None, Limit::SwapMax) if group == GroupId::ROOT => Some(0),
             (SwapConfig::File { size, .. }, Limit::SwapMax) if group == GroupId::ROOT => *size,
             _ => charge.limit(limit),
         })
@@ -123,12 +118,15 @@ impl Machine for JobMachine {
     fn set_limit(&self, group: GroupId, limit: Limit, bytes: Option<u64>) -> Result<(), Error> {
         let charge = self.charge(group)?;
         match limit {
-            Limit::SwapMax => return Err(Error::NotSupported("the swap file is limited as a whole, by --swap-size")),
+            Limit::SwapMax if group == GroupId::ROOT => {
+                return Err(Error::NotSupported("the swap file is limited as a whole, by --swap-size"));
+            }
+            Limit::SwapMax => self.engine.set_swap_max(charge.group, bytes).map_err(|_| Error::Gone)?,
             Limit::ZswapMax => self.engine.set_zswap_max(charge.group, bytes).map_err(|_| Error::Gone)?,
             _ => {}
         }
         charge.set_limit(limit, bytes);
-        self.groups.watch_bell.ring();
+        self.taker.groups.watch_bell.ring();
         Ok(())
     }
 
@@ -151,9 +149,13 @@ impl Machine for JobMachine {
         Ok(pids)
     }
 
+    fn group_of(&self, pid: i32) -> Result<GroupId, Error> {
+        self.sessions.charge_of(pid).map(|charge| charge.id).ok_or(Error::NoProcess)
+    }
+
     fn move_process(&self, pid: i32, group: GroupId) -> Result<(), Error> {
         let charge = self.charge(group)?;
-        if self.sessions.move_process(pid, self.front_pid, &charge) { Ok(()) } else { Err(Error::NoProcess) }
+        if self.sessions.move_process(pid, &charge) { Ok(()) } else { Err(Error::NoProcess) }
     }
 
     fn frozen(&self, group: GroupId) -> Result<bool, Error> {
@@ -166,17 +168,23 @@ impl Machine for JobMachine {
         self.below(group).iter().for_each(|session| session.stop_or_go_on());
         if !frozen {
             // If the program itself was stopped, so has the front, as a shell expects of it.
-            let _ = executioner::go_on(self.front_pid);
+            for tenant in self.jobs.all().iter().filter(|tenant| tenant.charge.is_below(group)) {
+                let _ = executioner::go_on(tenant.front_pid);
+            }
         }
         Ok(())
     }
 
     fn kill(&self, group: GroupId) -> Result<(), Error> {
         self.charge(group)?;
-        if group == GroupId::ROOT {
-            let known: Vec<i32> = self.below(group).iter().map(|session| session.pid).collect();
-            executioner::kill_job(Manner::AtOnce, self.job, None, &known, &[std::process::id() as i32]);
-            return Ok(());
+        // Of whole jobs nobody is left out, managed or not.
+        for tenant in self.jobs.all().iter().filter(|tenant| tenant.charge.is_below(group)) {
+            let sessions = self.sessions.of_job(tenant.job);
+            if !sessions.iter().all(|session| session.charge().is_below(group)) {
+                continue;
+            }
+            let known: Vec<i32> = sessions.iter().map(|session| session.pid).collect();
+            executioner::kill_job(Manner::AtOnce, tenant.job, None, &known, &[std::process::id() as i32]);
         }
         let started = Instant::now();
         loop {
@@ -197,13 +205,13 @@ impl Machine for JobMachine {
         let (mut reclaimed, mut failures) = (0, 0);
         while reclaimed < bytes && failures < MOST_FAILURES {
             // Its number may be another's by now.
-            if !self.groups.get(group).is_some_and(|now| Arc::ptr_eq(&now, &charge)) {
+            if !self.taker.groups.get(group).is_some_and(|now| Arc::ptr_eq(&now, &charge)) {
                 return Err(Error::Gone);
             }
             let sessions = self.watch.measure();
             for (session, _) in sessions.iter().filter(|(session, _)| session.charge().is_below(group)) {
                 // An error is that of a process that is going away.
-                let _ = self.pager.refresh(&session.space);
+                let _ = self.taker.pager.refresh(&session.space);
             }
             let pages = (bytes - reclaimed).div_ceil(PAGE_SIZE as u64) as usize;
             let mut freed = self.taker.step(&charge, &sessions, pages, true) as u64 * PAGE_SIZE as u64;
@@ -217,11 +225,17 @@ impl Machine for JobMachine {
         Ok(reclaimed >= bytes)
     }
 
+    fn stats(&self, group: GroupId) -> Result<String, Error> {
+        let charge = self.charge(group)?;
+        self.watch.measure();
+        Ok(Stats::now(&self.taker.groups, &self.engine, &charge).to_json())
+    }
+
     fn figures(&self, group: GroupId) -> Result<Figures, Error> {
         let charge = self.charge(group)?;
         self.watch.measure();
         let engine = self.engine.group_counters(charge.group).map_err(|_| Error::Gone)?;
-        let counted = |counter: fn(&pager::Counters) -> &AtomicU64| self.groups.counted(group, counter);
+        let counted = |counter: fn(&pager::Counters) -> &AtomicU64| self.taker.groups.counted(group, counter);
         let event = |event: fn(&Events) -> &AtomicU64| Some(event(&charge.events).load(Relaxed));
         let anon = charge.anon.load(Relaxed);
         let major = counted(|counters| &counters.pgmajfault);
@@ -229,12 +243,18 @@ impl Machine for JobMachine {
         Ok(Figures {
             current: charge.current.load(Relaxed),
             peak: charge.peak.load(Relaxed),
-            swap_current: engine.zswapped + engine.swapped,
+            swap_current: engine.swap(),
+            swap_peak: Some(charge.swap_peak.fetch_max(engine.swap(), Relaxed).max(engine.swap())),
             low: event(|events| &events.low),
             high: event(|events| &events.high),
             max: event(|events| &events.max),
             oom: event(|events| &events.oom),
             oom_kill: event(|events| &events.oom_kill),
+            // There is no `memory.swap.high` that could be exceeded.
+            swap_high: Some(0),
+            swap_max: Some(engine.swap_max),
+            swap_fail: Some(engine.swap_fail),
+            pressure: Some(charge.stalls.pressure()),
             engine,
             anon,
             anon_by_node: (memory_nodes() == 1).then(|| vec![anon]),
@@ -295,20 +315,5 @@ impl Machine for JobMachine {
 
     fn set_folio_swapin(&self, _order: usize, enabled: bool) -> Result<(), Error> {
         if enabled { Err(Error::NotSupported("this manager swaps in page by page")) } else { Ok(()) }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_percentage_reads_back_as_it_was_given() {
-        for ram in [1 << 30, (1 << 30) + 12345, 7_777_777_777] {
-            for given in 0..=100u8 {
-                assert_eq!(percent((u128::from(ram) * u128::from(given) / 100) as u64, ram), given);
-            }
-        }
-        assert_eq!((percent(2, 1), percent(1, 0)), (100, 100));
     }
 }

@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use uzswap_engine::{Group, PAGE_SIZE};
 use uzswap_vm::pager::Pager;
 
-use crate::charge::{Charge, margin};
+use crate::charge::{Charge, EXHAUSTED_PAUSE, LONGEST_PAUSE, margin};
 use crate::control::{GroupId, Limit};
 use crate::groups::Groups;
 use crate::sessions::Session;
@@ -67,6 +67,8 @@ struct Need {
     refused_at: Option<Instant>,
     /// Pages of its own processes that had been looked at.
     scanned: u64,
+    /// When it was last tried to take something from it.
+    tried_at: Option<Instant>,
 }
 
 /// Processes with their resident bytes, largest first.
@@ -84,12 +86,25 @@ impl Reclaimer {
             let sessions = self.watch.measure();
             let more = self.reclaim(&sessions);
             // Memory may have become free without reclaim.
-            self.let_waiting_try();
+            let waiting = self.let_waiting_try();
             self.taker.pager.hear_late_answers();
-            if !more {
-                self.taker.groups.bell.wait(self.taker.groups.pause());
+            if more {
+                continue;
+            }
+            // Nobody tells when an exhausted group could give something again.
+            if waiting || self.is_any_exhausted() {
+                self.taker.groups.bell.wait(self.taker.groups.reclaim_pause());
+                continue;
+            }
+            // Whoever is refused memory rings, and so does the watch as long as a group has too much.
+            while !self.taker.groups.bell.wait(LONGEST_PAUSE) && !self.stop.load(Relaxed) {
+                self.taker.pager.hear_late_answers();
             }
         }
+    }
+
+    fn is_any_exhausted(&self) -> bool {
+        self.taker.groups.all().iter().any(|charge| charge.is_exhausted() && charge.excess() > 0)
     }
 
     /// Brings all charges nearer to their soft limits; tells whether there is more to do at once.
@@ -100,8 +115,11 @@ impl Reclaimer {
         let shrinking = shrunk > std::mem::replace(&mut self.shrunk, shrunk);
         let mut more = false;
         // Children first: what they give up is their parents' gain.
-        for charge in charges.iter().rev().filter(|charge| charge.is_near()) {
-            more |= self.reclaim_from(charge, sessions, shrinking);
+        for charge in charges.iter().rev() {
+            match charge.is_near() {
+                true => more |= self.reclaim_from(charge, sessions, shrinking),
+                false => charge.set_exhausted(false),
+            }
         }
         more
     }
@@ -112,9 +130,16 @@ impl Reclaimer {
         // Who is past the limit may be held, and waits for that reason.
         let waiting = charge.is_above_max() || self.anybody_waits(charge);
         let pages = (wanted as usize / PAGE_SIZE).max(*STEP_PAGES.start());
-        let freed = match wanted {
-            0 => 0,
-            _ => self.taker.step(charge, sessions, pages, waiting) as u64 * PAGE_SIZE as u64,
+        let need = self.need.entry(charge.id).or_default();
+        let rests = charge.is_exhausted() && need.tried_at.is_some_and(|at| at.elapsed() < EXHAUSTED_PAUSE);
+        let freed = if wanted == 0 {
+            charge.set_exhausted(false);
+            0
+        } else if rests {
+            0
+        } else {
+            need.tried_at = Some(Instant::now());
+            self.taker.step(charge, sessions, pages, waiting) as u64 * PAGE_SIZE as u64
         };
         if freed > 0 && charge.excess() > 0 && charge.limit(Limit::High).is_some() {
             charge.count(|events| &events.high);
@@ -125,7 +150,9 @@ impl Reclaimer {
         let fruitless = self.need.get(&charge.id).is_some_and(|need| need.fruitless_since.is_some());
         if freed < wanted / 2 && (pool > current / SMALL_POOL || fruitless) {
             // Programs hold on to what they have: then the pool has too large a part.
-            self.shrink_worker.ask(charge.group, (wanted - freed).max(SHRINK_BYTES));
+            let targets = self.taker.groups.unprotected(charge);
+            let bytes = (wanted - freed).max(SHRINK_BYTES) / targets.len().max(1) as u64;
+            targets.iter().for_each(|target| self.shrink_worker.ask(target.group, bytes));
         }
         let need = self.need.entry(charge.id).or_default();
         let refusals = charge.events.max.load(Relaxed);
@@ -136,7 +163,7 @@ impl Reclaimer {
         let squeezed = pool > charge.max() / 4 * 3 && need.refused_at.is_some_and(|at| at.elapsed() < REFUSAL_COUNTS);
         // Whoever waits below may wait for another limit than this.
         let most = if waiting || squeezed { 0 } else { margin(charge.max()) as i64 };
-        let in_need = charge.limit(Limit::Max).is_some() && charge.excess() > most;
+        let in_need = charge.limit(Limit::Max).is_some() && charge.need() > most;
         if (freed > 0 && !squeezed) || shrinking || !in_need {
             need.fruitless_since = None;
         } else if need.fruitless_since.get_or_insert_with(Instant::now).elapsed() > OOM_PATIENCE {
@@ -174,12 +201,16 @@ impl Reclaimer {
         self.taker.pager.spaces().iter().any(|space| groups.contains(&space.account().group()) && space.has_waiting())
     }
 
-    fn let_waiting_try(&self) {
+    /// Tells whether anybody waits.
+    fn let_waiting_try(&self) -> bool {
+        let mut waiting = false;
         for space in self.taker.pager.spaces() {
             if space.has_waiting() {
                 self.taker.pager.service(&space);
+                waiting = true;
             }
         }
+        waiting
     }
 
     fn kill_largest(&self, charge: &Charge, sessions: Sizes<'_>) {
@@ -191,27 +222,32 @@ impl Reclaimer {
         if session.pidfd.kill(libc::SIGKILL).is_ok() {
             session.charge().count(|events| &events.oom_kill);
             let mib = |bytes: u64| bytes >> 20;
+            let (current, max) = (mib(charge.current.load(Relaxed)), mib(charge.max()));
             let who = match charge.id {
+                GroupId::ROOT if !session.tenant.is_trusted() => "the daemon".to_owned(),
                 GroupId::ROOT => "the job".to_owned(),
                 _ => format!("group {}", self.taker.groups.path(charge)),
             };
-            eprintln!(
-                "uzswap: error: out of memory: killed process {}, {} MiB resident; {who} has {} of {} MiB, pool {} MiB, \
-                 swap file {} MiB and no room for more; raise --memory-max, --max-pool or --swap-size",
-                session.pid,
-                mib(*bytes),
-                mib(charge.current.load(Relaxed)),
-                mib(charge.max()),
-                mib(counters.pool_total_size),
-                mib(counters.swap_current),
-            );
+            let what = match charge.is_exhausted() {
+                true => "and may swap out no more of it; raise its memory.max or memory.swap.max".to_owned(),
+                false => format!(
+                    "pool {} MiB, swap file {} MiB and no room for more; raise --memory-max, --max-pool or --swap-size",
+                    mib(counters.pool_total_size),
+                    mib(counters.swap_current),
+                ),
+            };
+            let (pid, bytes) = (session.pid, mib(*bytes));
+            session.tenant.tell(&format!(
+                "error: out of memory: killed process {pid}, {bytes} MiB resident; {who} has {current} of {max} MiB, {what}"
+            ));
         }
     }
 }
 
 impl Taker {
     /// Takes up to so many pages from each of the larger processes of a group and below it; gives the pages whose memory was
-    /// freed. In a hurry none is left its second chance.
+    /// freed. In a hurry none is left its second chance. Those that may swap out no more are left alone; if all are, the group is
+    /// exhausted.
     pub fn step(&self, charge: &Charge, sessions: Sizes<'_>, pages: usize, hurry: bool) -> usize {
         let below: Vec<&(Arc<Session>, u64)> =
             sessions.iter().filter(|(session, _)| session.charge().is_below(charge.id)).collect();
@@ -223,32 +259,53 @@ impl Taker {
             .into_iter()
             .filter(|(session, _)| !protected(session, Limit::Min))
             .partition(|(session, _)| protected(session, Limit::Low));
-        let freed = self.step_through(charge, &free, pages, hurry);
-        if freed > 0 || low.is_empty() {
-            return freed;
+        let mut step = self.step_through(charge, &free, pages, hurry);
+        if step.moved + step.freed == 0 && !low.is_empty() {
+            let groups: HashSet<GroupId> = low.iter().map(|(session, _)| session.charge().id).collect();
+            for group in groups.into_iter().filter_map(|id| self.groups.get(id)) {
+                group.count(|events| &events.low);
+            }
+            let others = self.step_through(charge, &low, pages, hurry);
+            step = Step { able: step.able || others.able, ..others };
         }
-        let groups: HashSet<GroupId> = low.iter().map(|(session, _)| session.charge().id).collect();
-        for group in groups.into_iter().filter_map(|id| self.groups.get(id)) {
-            group.count(|events| &events.low);
+        charge.set_exhausted(!step.able && free.len() + low.len() > 0);
+        if step.freed > 0 {
+            self.groups.note_swap();
         }
-        self.step_through(charge, &low, pages, hurry)
+        step.freed
     }
 
-    fn step_through(&self, charge: &Charge, sessions: &[&(Arc<Session>, u64)], pages: usize, hurry: bool) -> usize {
-        let mut freed = 0;
+    fn step_through(&self, charge: &Charge, sessions: &[&(Arc<Session>, u64)], pages: usize, hurry: bool) -> Step {
+        let mut step = Step::default();
         let largest = sessions.first().map_or(0, |(_, bytes)| *bytes);
         let want = pages.min(*STEP_PAGES.end());
         for (session, bytes) in sessions {
-            if *bytes < largest / 2 && freed > 0 {
+            if *bytes < largest / 2 && step.freed > 0 {
                 break;
             }
-            // An error is that of a process that is going away.
-            let _ = self.pager.evict(&session.space, want);
-            let keep = if hurry { 0 } else { staging_pages(charge) / sessions.len() };
-            freed += self.pager.store_staged(&session.space, keep).map_or(0, |progress| progress.stored);
+            let room = self.groups.swap_room(&session.charge(), want);
+            if room > 0 {
+                step.able = true;
+                // An error is that of a process that is going away.
+                step.moved += self.pager.evict(&session.space, room).map_or(0, |progress| progress.staged);
+            }
+            // Without room, what waits in the staging area goes back.
+            let keep = if hurry || room == 0 { 0 } else { staging_pages(charge) / sessions.len() };
+            step.freed += self.pager.store_staged(&session.space, keep).map_or(0, |progress| progress.stored);
         }
-        freed
+        step
     }
+}
+
+/// What a step through some processes has come to.
+#[derive(Default)]
+struct Step {
+    /// Pages that have left their programs.
+    moved: usize,
+    /// Pages whose memory was freed.
+    freed: usize,
+    /// There was somebody who may swap something out.
+    able: bool,
 }
 
 /// Pages that may wait in the staging areas of a group, for their second chance. The more, the better is known what is cold; but

@@ -6,7 +6,7 @@
 //! A new process is in the group of the one that it came from: of its own earlier session, if it has executed another program;
 //! else of its nearest ancestor that has a session. One whose ancestors have all ended is known by its process group
 //! and its session in the system's sense, which it has inherited. One that was moved before it had a session is where it was
-//! moved to, and so are its children.
+//! moved to, and so are its children. Children that a process had before it was moved stay where they were.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -15,7 +15,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
 use parking_lot::RwLock;
@@ -25,12 +25,13 @@ use uzswap_vm::pager::Pager;
 use uzswap_vm::range::Range;
 use uzswap_vm::space::{Space, Worker};
 use uzswap_vm::sys::link::{Link, Received};
-use uzswap_vm::sys::process::{Kinship, Pagemap, PidFd, share_memory};
+use uzswap_vm::sys::process::{Kinship, Pagemap, PidFd, children, share_memory};
 use uzswap_vm::sys::uffd::Uffd;
 
 use crate::charge::Charge;
 use crate::control::GroupId;
 use crate::groups::Groups;
+use crate::jobs::{Jobs, Tenant};
 
 /// How far up a process's ancestors are looked at.
 const MOST_ANCESTORS: usize = 64;
@@ -46,8 +47,12 @@ pub struct Session {
     pub pidfd: PidFd,
     /// Its memory.
     pub space: Arc<Space>,
+    /// The job that it is of.
+    pub tenant: Arc<Tenant>,
     /// Whether it came from a fork and has not executed another program since.
     pub forked: bool,
+    /// How often its mappings were to be registered, and how often of these it was done.
+    refreshes: [AtomicU64; 2],
     charge: RwLock<Arc<Charge>>,
     worker_pid: i32,
     statm: File,
@@ -59,6 +64,26 @@ impl Session {
     /// The account of its group.
     pub fn charge(&self) -> Arc<Charge> {
         self.charge.read().clone()
+    }
+
+    /// Asks for its mappings to be registered; gives the number of the request.
+    pub fn ask_refresh(&self) -> u64 {
+        self.refreshes[0].fetch_add(1, Relaxed) + 1
+    }
+
+    /// How often that was asked for.
+    pub fn refreshes_asked(&self) -> u64 {
+        self.refreshes[0].load(Relaxed)
+    }
+
+    /// Notes that all requests up to this one are done.
+    pub fn note_refresh(&self, request: u64) {
+        self.refreshes[1].fetch_max(request, Relaxed);
+    }
+
+    /// Whether a request is done.
+    pub fn is_refreshed(&self, request: u64) -> bool {
+        self.refreshes[1].load(Relaxed) >= request
     }
 
     /// Stops the process if its group, or one above it, is frozen; else lets it go on.
@@ -97,14 +122,14 @@ pub enum Caller {
     /// Has been greeted.
     Greeted(Link),
     /// A forked process that is about to show its inherited memory by the beacon.
-    Signalling(Box<Worker>, Uffd, PidFd),
+    Signalling(Arc<Tenant>, Box<Worker>, Uffd, PidFd),
 }
 
 impl AsRawFd for Caller {
     fn as_raw_fd(&self) -> i32 {
         match self {
             Caller::Greeted(link) => link.as_raw_fd(),
-            Caller::Signalling(worker, ..) => worker.link.as_raw_fd(),
+            Caller::Signalling(_, worker, ..) => worker.link.as_raw_fd(),
         }
     }
 }
@@ -118,21 +143,25 @@ pub enum Call {
     Joined(Arc<Session>),
     /// A process asks something of its memory and waits for the answer.
     Asked(Link, Arc<Session>, Advise),
-    /// A process cannot be managed, for this reason.
-    Unmanaged(i32, String),
+    /// A process of a job cannot be managed, for this reason.
+    Unmanaged(Arc<Tenant>, i32, String),
     /// Nothing more to do.
     Over,
 }
 
-/// All sessions of a job.
+/// All sessions of all jobs.
 #[derive(Debug)]
 pub struct Sessions {
-    job: Job,
+    jobs: Arc<Jobs>,
     greeting: [u64; GREETING_WORDS],
     device: Option<File>,
     pager: Arc<Pager>,
     groups: Arc<Groups>,
     list: RwLock<List>,
+    /// Everything has been brought back: who comes now is told to go on alone.
+    released: AtomicBool,
+    /// The last session that was looked at by a sweep.
+    swept: AtomicU64,
 }
 
 #[derive(Debug, Default)]
@@ -145,17 +174,28 @@ struct List {
 
 impl Sessions {
     /// No sessions yet. `agent` is the library that their processes have loaded.
-    pub fn new(job: Job, agent: &Path, pager: Arc<Pager>, groups: Arc<Groups>) -> Sessions {
+    pub fn new(jobs: Arc<Jobs>, agent: &Path, pager: Arc<Pager>, groups: Arc<Groups>) -> Sessions {
         // Handed to workers, so that a process that changed user can still open a userfaultfd.
         let device = File::options().read(true).write(true).open("/dev/userfaultfd").ok();
-        let (greeting, list) = (greeting(agent.as_os_str().as_bytes()), RwLock::default());
-        Sessions { job, greeting, device, pager, groups, list }
+        let greeting = greeting(agent.as_os_str().as_bytes());
+        let (list, released, swept) = (RwLock::default(), AtomicBool::new(false), AtomicU64::new(0));
+        Sessions { jobs, greeting, device, pager, groups, list, released, swept }
     }
 
     /// Every session.
     pub fn all(&self) -> Vec<Arc<Session>> {
         // Called by a thread that must not wait for a writer who waits for another reader.
         self.list.read_recursive().by_pid.values().cloned().collect()
+    }
+
+    /// The sessions of a job.
+    pub fn of_job(&self, job: Job) -> Vec<Arc<Session>> {
+        self.list.read().by_pid.values().filter(|session| session.tenant.job == job).cloned().collect()
+    }
+
+    /// The processes of a job that are under management.
+    pub fn pids_of(&self, job: Job) -> Vec<i32> {
+        self.of_job(job).iter().map(|session| session.pid).collect()
     }
 
     /// Whether process `pid` is under management.
@@ -166,6 +206,16 @@ impl Sessions {
     /// The session whose memory is `space`.
     pub fn of_space(&self, space: u64) -> Option<Arc<Session>> {
         self.list.read().by_pid.values().find(|session| session.space.id == space).cloned()
+    }
+
+    /// From now on nobody is taken under management.
+    pub fn release(&self) {
+        self.released.store(true, Relaxed);
+    }
+
+    /// Whether all go on alone.
+    pub fn are_released(&self) -> bool {
+        self.released.load(Relaxed)
     }
 
     /// Greets a new connection.
@@ -182,9 +232,11 @@ impl Sessions {
                 Ok(None) => Call::Later(Caller::Greeted(link)),
                 Err(_) => Call::Over,
             },
-            Caller::Signalling(worker, uffd, program) => match worker.link.receive(Duration::ZERO) {
-                Ok(Some(received)) if received.words == [kind::BEACON_DONE] => self.join(*worker, uffd, program),
-                Ok(None) => Call::Later(Caller::Signalling(worker, uffd, program)),
+            Caller::Signalling(tenant, worker, uffd, program) => match worker.link.receive(Duration::ZERO) {
+                Ok(Some(received)) if received.words == [kind::BEACON_DONE] => {
+                    self.join(tenant, *worker, uffd, program)
+                }
+                Ok(None) => Call::Later(Caller::Signalling(tenant, worker, uffd, program)),
                 _ => Call::Over,
             },
         }
@@ -192,27 +244,34 @@ impl Sessions {
 
     fn first_message(&self, link: Link, received: Received) -> Call {
         let Ok(peer) = link.peer() else { return Call::Over };
-        if let Some(hello) = Hello::decode(&received.words).filter(|hello| hello.token == self.job.token) {
-            return self.hello(link, peer, hello, received.descriptors);
+        if let Some(hello) = Hello::decode(&received.words) {
+            if self.released.load(Relaxed) {
+                let _ = link.send(&[kind::RELEASE], None);
+                return Call::Over;
+            }
+            let tenant = self.jobs.get(hello.token);
+            return tenant.map_or(Call::Over, |tenant| self.hello(tenant, link, peer, hello, received.descriptors));
         }
-        if let Some(advise) = Advise::decode(&received.words).filter(|advise| advise.token == self.job.token) {
+        if let Some(advise) = Advise::decode(&received.words) {
             let session = self.list.read().by_pid.get(&peer).cloned();
+            let session = session.filter(|session| session.tenant.job.token == advise.token);
             return session.map_or(Call::Over, |session| Call::Asked(link, session, advise));
         }
-        match received.words[..] {
-            [kind::FAILED, token, step, errno, pid] if token == self.job.token => {
-                let what = match step {
-                    step::USERFAULTFD => "userfaultfd",
-                    _ => "pidfd_open",
-                };
-                let error = std::io::Error::from_raw_os_error(errno as i32);
-                Call::Unmanaged(pid as i32, format!("{what}: {error}"))
-            }
-            _ => Call::Over,
-        }
+        let [kind::FAILED, token, step, errno, pid] = received.words[..] else { return Call::Over };
+        // Whoever is named may be killed for it (--require).
+        let Some(tenant) = self.jobs.get(token).filter(|tenant| tenant.is_trusted() || is_of(tenant, pid as i32))
+        else {
+            return Call::Over;
+        };
+        let what = match step {
+            step::USERFAULTFD => "userfaultfd",
+            _ => "pidfd_open",
+        };
+        let error = std::io::Error::from_raw_os_error(errno as i32);
+        Call::Unmanaged(tenant, pid as i32, format!("{what}: {error}"))
     }
 
-    fn hello(&self, link: Link, worker_pid: i32, hello: Hello, descriptors: Vec<OwnedFd>) -> Call {
+    fn hello(&self, tenant: Arc<Tenant>, link: Link, worker_pid: i32, hello: Hello, descriptors: Vec<OwnedFd>) -> Call {
         let Ok([uffd, trash, program]) = <[OwnedFd; 3]>::try_from(descriptors) else { return Call::Over };
         let program = PidFd::from(program);
         let pagemap = match Pagemap::open(worker_pid) {
@@ -220,28 +279,30 @@ impl Sessions {
             Err(error) => {
                 // Not a worker yet that says goodbye by itself.
                 let _ = link.send(&[kind::EXIT], None);
-                return Call::Unmanaged(worker_pid, format!("/proc/PID/pagemap: {error}"));
+                return Call::Unmanaged(tenant, worker_pid, format!("/proc/PID/pagemap: {error}"));
             }
         };
         let worker = Worker { link, pid: worker_pid, pagemap, hello, trash: trash.into() };
         if hello.forked {
-            return Call::Later(Caller::Signalling(Box::new(worker), uffd.into(), program));
+            return Call::Later(Caller::Signalling(tenant, Box::new(worker), uffd.into(), program));
         }
-        self.join(worker, uffd.into(), program)
+        self.join(tenant, worker, uffd.into(), program)
     }
 
-    fn join(&self, worker: Worker, uffd: Uffd, pidfd: PidFd) -> Call {
+    fn join(&self, tenant: Arc<Tenant>, worker: Worker, uffd: Uffd, pidfd: PidFd) -> Call {
         let (worker_pid, forked) = (worker.pid, worker.hello.forked);
         let (Some(pid), Ok(statm)) = (pidfd.pid(), File::open(format!("/proc/{worker_pid}/statm"))) else {
             return Call::Over;
         };
-        if !share_memory(pid, worker_pid).unwrap_or(true) {
+        // A handle on another's process would have that one pay, be moved and be killed in its place. A kernel that cannot tell
+        // is taken at the word of our own job only.
+        if !share_memory(pid, worker_pid).unwrap_or(tenant.is_trusted()) {
             return Call::Over;
         }
         let claimed = if forked { self.pager.claim(worker) } else { Err(worker) };
-        let space = match claimed.unwrap_or_else(|worker| self.pager.adopt(worker, uffd, self.heir_of(pid))) {
+        let space = match claimed.unwrap_or_else(|worker| self.pager.adopt(worker, uffd, self.heir_of(&tenant, pid))) {
             Ok(space) => space,
-            Err(error) => return Call::Unmanaged(pid, error.to_string()),
+            Err(error) => return Call::Unmanaged(tenant, pid, error.to_string()),
         };
         let mut list = self.list.write();
         // It may have been moved since it was asked whose heir it is.
@@ -252,7 +313,19 @@ impl Sessions {
         space.charge_to(charge.clone());
         let charge = RwLock::new(charge);
         let (id, first_pages) = (list.next, anon_pages(&statm));
-        let session = Arc::new(Session { id, pid, pidfd, space, forked, charge, worker_pid, statm, first_pages });
+        let session = Arc::new(Session {
+            id,
+            pid,
+            pidfd,
+            space,
+            tenant,
+            forked,
+            refreshes: Default::default(),
+            charge,
+            worker_pid,
+            statm,
+            first_pages,
+        });
         let old = list.by_pid.insert(pid, session.clone());
         drop(list);
         if session.charge().path().any(|charge| charge.frozen.load(Relaxed)) {
@@ -266,17 +339,20 @@ impl Sessions {
         Call::Joined(session)
     }
 
-    /// The account of a process that has no session yet, or whose program has executed another.
-    fn heir_of(&self, pid: i32) -> Arc<Charge> {
+    /// The account of a process of a job that has no session yet, or whose program has executed another.
+    fn heir_of(&self, tenant: &Tenant, pid: i32) -> Arc<Charge> {
         let list = self.list.read();
-        let ancestors = std::iter::successors(Some(pid), |pid| Some(Kinship::of(*pid)?.parent)).take(MOST_ANCESTORS);
+        // Whatever the front itself is part of is another job.
+        let ancestors = ancestors(pid).take_while(|pid| *pid != tenant.front_pid);
         let family = Kinship::of(pid).map(|kin| [kin.group, kin.session]).into_iter().flatten();
         let known = ancestors.chain(family).find_map(|pid| {
             let moved = list.moved.get(&pid).filter(|(pidfd, _)| !pidfd.has_ended());
-            moved.map(|(_, charge)| charge.clone()).or_else(|| Some(list.by_pid.get(&pid)?.charge()))
+            let session = || list.by_pid.get(&pid).filter(|session| session.tenant.job == tenant.job);
+            moved.map(|(_, charge)| charge.clone()).or_else(|| Some(session()?.charge()))
         });
         // A group that was removed meanwhile had no processes any more.
-        known.and_then(|charge| self.groups.get(charge.id)).unwrap_or_else(|| self.groups.root())
+        let living = |charge: Arc<Charge>| self.groups.get(charge.id);
+        known.and_then(living).or_else(|| living(tenant.charge.clone())).unwrap_or_else(|| self.groups.root())
     }
 
     /// The living processes that were moved to a group and have no session yet.
@@ -286,13 +362,22 @@ impl Sessions {
         moved.map(|(pid, _)| *pid).collect()
     }
 
-    /// Moves a process of the job, which descends from `front`, to another group: from now on that pays. False if there is no
-    /// such process.
-    pub fn move_process(&self, pid: i32, front: i32, charge: &Arc<Charge>) -> bool {
+    /// The account of a process; None if it is of no job.
+    pub fn charge_of(&self, pid: i32) -> Option<Arc<Charge>> {
+        let list = self.list.read();
+        let moved = || list.moved.get(&pid).filter(|(pidfd, _)| !pidfd.has_ended()).map(|(_, charge)| charge.clone());
+        let known = list.by_pid.get(&pid).map(|session| session.charge()).or_else(moved);
+        drop(list);
+        let tenant = || self.jobs.of_descendant(ancestors(pid).skip(1));
+        known.or_else(|| Some(self.heir_of(&*tenant()?, pid)))
+    }
+
+    /// Moves a process of a job to another group: from now on that pays. False if there is no such process.
+    pub fn move_process(&self, pid: i32, charge: &Arc<Charge>) -> bool {
+        self.leave_children(pid);
         let mut list = self.list.write();
         let Some(session) = list.by_pid.get(&pid) else {
-            let mut ancestors = std::iter::successors(Some(pid), |pid| Some(Kinship::of(*pid)?.parent)).skip(1);
-            let pidfd = PidFd::open(pid).ok().filter(|_| ancestors.any(|ancestor| ancestor == front));
+            let pidfd = PidFd::open(pid).ok().filter(|_| self.jobs.of_descendant(ancestors(pid).skip(1)).is_some());
             let known = pidfd.is_some();
             list.moved.extend(pidfd.map(|pidfd| (pid, (pidfd, charge.clone()))));
             return known;
@@ -307,12 +392,31 @@ impl Sessions {
         true
     }
 
-    /// Ends the sessions whose processes have ended, or execute another program that has not joined.
-    pub fn sweep(&self) {
-        let ended: Vec<Arc<Session>> = self.all().into_iter().filter(|session| !session.is_current()).collect();
-        for session in ended {
-            self.end(&session);
+    /// Has the children of a process that have no session yet stay in its group when it leaves: they would be taken for its heirs
+    /// where it is then.
+    fn leave_children(&self, pid: i32) {
+        let Some(charge) = self.charge_of(pid) else { return };
+        for child in children(pid) {
+            let Ok(pidfd) = PidFd::open(child) else { continue };
+            let mut list = self.list.write();
+            let was_moved = list.moved.get(&child).is_some_and(|(pidfd, _)| !pidfd.has_ended());
+            if !was_moved && !list.by_pid.contains_key(&child) {
+                list.moved.insert(child, (pidfd, charge.clone()));
+            }
         }
+    }
+
+    /// Ends the sessions whose processes have ended, or execute another program that has not joined.
+    ///
+    /// One call looks at some of them, and the next at the next: who has ended is heard of anyway.
+    pub fn sweep(&self) {
+        const SOME: usize = 16;
+        let mut all = self.all();
+        all.sort_unstable_by_key(|session| session.id);
+        let start = all.partition_point(|session| session.id <= self.swept.load(Relaxed));
+        let (next, rest) = all[start..].split_at(SOME.min(all.len() - start));
+        self.swept.store(next.last().filter(|_| !rest.is_empty()).map_or(0, |last| last.id), Relaxed);
+        next.iter().filter(|session| !session.is_current()).for_each(|session| self.end(session));
         self.list.write().moved.retain(|_, (pidfd, _)| !pidfd.has_ended());
     }
 
@@ -328,6 +432,17 @@ impl Sessions {
         drop(list);
         self.pager.dismiss(&session.space);
     }
+}
+
+/// Whether a process is of a job: it descends from its front, which adopts orphans.
+fn is_of(tenant: &Tenant, pid: i32) -> bool {
+    // Between two looks a parent may end.
+    (0..3).any(|_| ancestors(pid).skip(1).any(|pid| pid == tenant.front_pid))
+}
+
+/// A process, its parent and so on.
+fn ancestors(pid: i32) -> impl Iterator<Item = i32> {
+    std::iter::successors(Some(pid), |pid| Some(Kinship::of(*pid)?.parent)).take(MOST_ANCESTORS)
 }
 
 fn anon_pages(statm: &File) -> u64 {

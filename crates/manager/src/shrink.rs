@@ -133,7 +133,11 @@ impl ShrinkWorker {
             self.freed.fetch_add(freed, Relaxed);
             if !busy {
                 // A pool that is far from its cap takes a while to come near it.
-                let pause = Duration::from_millis(if size < self.cap.load(Relaxed) / 2 { 20 } else { 2 });
+                let pause = Duration::from_millis(match size {
+                    0 => 100,
+                    _ if size < self.cap.load(Relaxed) / 2 => 20,
+                    _ => 2,
+                });
                 self.bell.wait_for(&mut self.wishes.lock(), pause);
             }
         }

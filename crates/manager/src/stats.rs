@@ -1,13 +1,23 @@
 //! The figures of a job: as JSON for programs, as one line for people.
 
+use std::fs;
+use std::io;
+use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use serde::Serialize;
-use uzswap_engine::{Counters, PAGE_SIZE};
+use uzswap_engine::{Counters, PAGE_SIZE, Zswap};
 
-use crate::control::GroupId;
+use crate::charge::Charge;
 use crate::groups::Groups;
 use crate::shrink::PoolPeak;
+
+/// Writes a file anew, so that a reader finds the old text or the new one whole.
+pub fn write_whole(path: &Path, text: &str) -> io::Result<()> {
+    let mut temporary = path.as_os_str().to_owned();
+    temporary.push(".new");
+    fs::write(&temporary, text).and_then(|()| fs::rename(&temporary, path))
+}
 
 /// Everything that is counted. Kernel names; plain names are in pages or events, `memory.*`, `anon*`, `zswap*`,
 /// `pool_total_size` and `swap_current` in bytes.
@@ -35,11 +45,13 @@ pub struct Stats {
 }
 
 impl Stats {
-    /// The figures now.
-    pub fn now(groups: &Groups, engine: Counters) -> Stats {
+    /// The figures of a group now.
+    pub fn now(groups: &Groups, engine: &Zswap, charge: &Charge) -> Stats {
         let read = |counter: &AtomicU64| counter.load(Relaxed);
-        let counted = |counter| groups.counted(GroupId::ROOT, counter);
-        let charge = groups.root();
+        let counted = |counter| groups.counted(charge.id, counter);
+        let mut all = engine.counters();
+        // A group that was removed meanwhile has none.
+        all.root = engine.group_counters(charge.group).unwrap_or_default();
         Stats {
             memory_current: read(&charge.current),
             memory_peak: read(&charge.peak),
@@ -55,7 +67,7 @@ impl Stats {
             pgsteal: counted(|counters| &counters.pgsteal),
             busy: counted(|counters| &counters.busy),
             stall_usec: counted(|counters| &counters.stall_usec),
-            engine,
+            engine: all,
         }
     }
 
@@ -66,15 +78,17 @@ impl Stats {
         text
     }
 
-    /// One line for the terminal.
-    pub fn summary(&self, pool: &PoolPeak) -> String {
+    /// One line for the terminal; with the pool's peak if that was this group's alone.
+    pub fn summary(&self, pool: Option<&PoolPeak>) -> String {
         let mib = |bytes: u64| format!("{:.1} MiB", bytes as f64 / f64::from(1 << 20));
-        let ratio = if pool.bytes > 0 { format!(" (ratio {:.1})", pool.ratio) } else { String::new() };
+        let pool = pool.map_or_else(String::new, |pool| {
+            let ratio = if pool.bytes > 0 { format!(" (ratio {:.1})", pool.ratio) } else { String::new() };
+            format!("pool {}{ratio}, ", mib(pool.bytes))
+        });
         let written = self.engine.root.pswpout * PAGE_SIZE as u64;
         format!(
-            "uzswap: peak resident {}, pool {}{ratio}, written back {}, {} faults, stalled {:.1} s",
+            "uzswap: peak resident {}, {pool}written back {}, {} faults, stalled {:.1} s",
             mib(self.anon_peak),
-            mib(pool.bytes),
             mib(written),
             self.pgmajfault,
             self.stall_usec as f64 / 1e6,

@@ -6,12 +6,15 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use uzswap_vm::sys::process::share_memory;
+use uzswap_vm::sys::process::{children, share_memory};
 
 use crate::{executioner, program};
 
 /// How often to look. What is seen twice is not just being started.
 const INTERVAL: Duration = Duration::from_secs(2);
+
+/// The part of time that may be spent on it: one in so many.
+const SHARE: u32 = 2000;
 
 /// The search for unmanaged processes.
 #[derive(Debug)]
@@ -19,25 +22,26 @@ pub struct Strangers {
     /// Processes of ours.
     spared: Vec<i32>,
     seen: HashSet<i32>,
-    last_look: Instant,
+    next_look: Instant,
 }
 
 impl Strangers {
     /// Nothing seen yet; `spared` are no part of the job.
     pub fn new(spared: Vec<i32>) -> Strangers {
-        Strangers { spared, seen: HashSet::new(), last_look: Instant::now() }
+        Strangers { spared, seen: HashSet::new(), next_look: Instant::now() + INTERVAL }
     }
 
     /// Looks, if it is time, at the descendants of `front`; gives one that is not managed, and why.
     pub fn look(&mut self, front: i32, is_managed: impl Fn(i32) -> bool) -> Option<(i32, String)> {
-        if self.last_look.elapsed() < INTERVAL {
+        if Instant::now() < self.next_look {
             return None;
         }
+        let start = Instant::now();
         let strange: HashSet<i32> =
             descendants(front, &self.spared).filter(|&pid| !is_managed(pid) && program_of(pid).is_some()).collect();
         let stayed = strange.iter().find(|pid| self.seen.contains(pid)).copied();
         self.seen = strange;
-        self.last_look = Instant::now();
+        self.next_look = Instant::now() + INTERVAL.max(start.elapsed() * SHARE);
         stayed.map(|pid| (pid, reason(pid)))
     }
 }
@@ -57,14 +61,6 @@ fn descendants(root: i32, spared: &[i32]) -> impl Iterator<Item = i32> {
         Some(pid)
     })
     .skip(1)
-}
-
-fn children(pid: i32) -> Vec<i32> {
-    let Ok(threads) = fs::read_dir(format!("/proc/{pid}/task")) else { return Vec::new() };
-    let lists = threads.flatten().filter_map(|thread| fs::read_to_string(thread.path().join("children")).ok());
-    lists
-        .flat_map(|list| list.split_ascii_whitespace().filter_map(|pid| pid.parse().ok()).collect::<Vec<_>>())
-        .collect()
 }
 
 /// The program that a process runs; `None` if it is dead, or a worker.

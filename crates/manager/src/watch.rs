@@ -7,12 +7,13 @@
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use uzswap_engine::PAGE_SIZE;
 use uzswap_vm::pager::Pager;
+use uzswap_vm::sys::faults::FaultMeter;
 use uzswap_vm::sys::thread;
 
 use crate::brake::Brake;
@@ -30,6 +31,16 @@ const FIRST_MEASURED: Duration = Duration::from_millis(20);
 const LOOKING_SHARE: u32 = 8;
 const LOOKING_SHARE_AT_BRINK: u32 = 4;
 
+/// So many processes take longer to measure than the machine's faults take to count.
+const MANY: usize = 32;
+
+/// What can be touched before that many are measured again, in bytes, and how long it may take.
+const FEW_BYTES: u64 = 512 << 10;
+const STALE: Duration = Duration::from_secs(2);
+
+/// A look that comes within this time is not late: what is touched till then is what the margin below a limit is for.
+const IN_TIME: Duration = Duration::from_micros(500);
+
 /// Processes with their resident anonymous bytes, largest first.
 pub type Sizes = Vec<(Arc<Session>, u64)>;
 
@@ -40,6 +51,9 @@ pub struct Watch {
     groups: Arc<Groups>,
     /// How many bytes of a forked process are others' share, and when to look again. Never held while that is measured.
     shared: Mutex<HashMap<u64, (u64, Instant)>>,
+    /// Measurements begun, and the latest of those entered.
+    begun: AtomicU64,
+    entered: AtomicU64,
     /// Whose mappings are to be registered.
     due: Mutex<Vec<Arc<Session>>>,
     bell: Bell,
@@ -52,7 +66,9 @@ struct Registered(HashMap<u64, (u64, Instant)>);
 impl Watch {
     /// Enters what it measures into the accounts of `groups`.
     pub fn new(pager: Arc<Pager>, sessions: Arc<Sessions>, groups: Arc<Groups>) -> Watch {
-        Watch { pager, sessions, groups, shared: Mutex::default(), due: Mutex::default(), bell: Bell::default() }
+        let (begun, entered) = Default::default();
+        let (shared, due, bell) = Default::default();
+        Watch { pager, sessions, groups, shared, begun, entered, due, bell }
     }
 
     /// Looks until told to stop.
@@ -61,27 +77,45 @@ impl Watch {
         // the work are ordinary ones: they would only take the processors from the programs that wait for them.
         let _ = thread::ask_for_promptness();
         let (mut registered, mut brake) = (Registered::default(), Brake::default());
+        let (mut meter, mut touched) = (FaultMeter::open().ok(), None);
+        let (mut processes, mut rung, mut last) = (0, true, Instant::now());
+        let mut late = Duration::ZERO;
         while !stop.load(Relaxed) {
             let start = thread::processor_time();
+            let quiet = self.groups.all().iter().all(|charge| charge.excess() <= 0);
+            if processes >= MANY && quiet && !rung && last.elapsed() < STALE {
+                // That many are not measured if hardly anything was touched, in any program of the machine.
+                let now = meter.as_mut().and_then(FaultMeter::touched);
+                if now.zip(touched).is_some_and(|(now, before): (u64, u64)| now.wrapping_sub(before) < FEW_BYTES) {
+                    rung = self.groups.watch_bell.wait(self.groups.pause(0));
+                    continue;
+                }
+            }
+            touched = meter.as_mut().and_then(FaultMeter::touched);
+            last = Instant::now();
             let sessions = self.measure();
+            processes = sessions.len();
             let looked = thread::processor_time();
-            brake.adjust(&sessions);
+            let lead = brake.adjust(&sessions, late);
             let braked = thread::processor_time();
             for (session, bytes) in &sessions {
                 let near = session.charge().path().any(Charge::is_near);
-                if near && registered.is_due(session, *bytes) && self.have_registered(session) {
+                let asked = !session.is_refreshed(session.refreshes_asked());
+                if (near && registered.is_due(session, *bytes) || asked) && self.have_registered(session) {
                     registered.note(session, *bytes);
                 }
             }
             registered.forget_but(&sessions);
             let charges = self.groups.all();
-            if charges.iter().any(|charge| charge.excess() > 0) {
+            if charges.iter().any(|charge| charge.excess() > 0 && !charge.is_exhausted()) {
                 self.groups.bell.ring();
             }
-            let at_brink = charges.iter().any(|charge| charge.is_at_brink());
+            let at_brink = charges.iter().any(|charge| charge.is_at_brink(lead));
             let share = if at_brink { LOOKING_SHARE_AT_BRINK } else { LOOKING_SHARE };
             let looking = looked - start + (thread::processor_time() - braked);
-            self.groups.watch_bell.wait(self.groups.pause().max(looking * (share - 1)).max((braked - looked) / 2));
+            let rest = (looking * (share - 1)).max((braked - looked) / 2);
+            late = (rest + looking).saturating_sub(IN_TIME);
+            rung = self.groups.watch_bell.wait(self.groups.pause(lead).max(rest));
         }
     }
 
@@ -102,8 +136,11 @@ impl Watch {
         while !stop.load(Relaxed) {
             let due = std::mem::take(&mut *self.due.lock());
             for session in &due {
+                let asked = session.refreshes_asked();
                 // Fails only for a process that is going away.
-                let _ = self.pager.refresh(&session.space);
+                if self.pager.refresh(&session.space).unwrap_or(true) {
+                    session.note_refresh(asked);
+                }
             }
             if due.is_empty() {
                 self.bell.wait(Duration::from_millis(100));
@@ -111,8 +148,10 @@ impl Watch {
         }
     }
 
-    /// Measures every process, and enters it into the accounts.
+    /// Measures every process, and enters it into the accounts: unless a later measurement has been entered meanwhile, by a
+    /// thread that did not have to wait for a processor. What was filled since this one would be forgotten.
     pub fn measure(&self) -> Sizes {
+        let number = self.begun.fetch_add(1, Relaxed);
         let sessions = self.sessions.all();
         let (processes, families) = (sessions.len(), sessions.iter().any(|session| session.forked));
         let mut measured = Vec::with_capacity(processes);
@@ -124,7 +163,9 @@ impl Watch {
             measured.push((session.charge(), own));
             sized.push((session, bytes));
         }
-        self.groups.measured(measured.into_iter());
+        if self.entered.fetch_max(number, Relaxed) <= number {
+            self.groups.measured(measured.into_iter());
+        }
         if families {
             let live: HashSet<u64> = sized.iter().map(|(session, _)| session.id).collect();
             self.shared.lock().retain(|id, _| live.contains(id));
@@ -160,9 +201,9 @@ impl Registered {
     /// Whether the mappings of a process are to be registered: it has changed by much, or time has passed.
     fn is_due(&self, session: &Session, bytes: u64) -> bool {
         const GROWN: u64 = 256 << 10;
-        const STALE: Duration = Duration::from_millis(50);
+        const SOON: Duration = Duration::from_millis(50);
         let last = self.0.get(&session.id);
-        last.is_none_or(|(then, at)| bytes.abs_diff(*then) >= GROWN || at.elapsed() >= STALE)
+        last.is_none_or(|(then, at)| bytes.abs_diff(*then) >= GROWN || at.elapsed() >= SOON)
     }
 
     fn note(&mut self, session: &Session, bytes: u64) {

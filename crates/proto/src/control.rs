@@ -12,6 +12,8 @@
 //! Numbers are in the machine's own byte order: both ends run on one machine. An errno of 0 stands for success; the text is
 //! then what was read or listed, and else the words for people.
 
+use crate::{JOB_TEXT, Job};
+
 /// The environment variable that names the control socket of the manager that an operator's command speaks to.
 pub const ENV_SOCKET: &str = "UZSWAP_SOCKET";
 
@@ -48,14 +50,64 @@ pub enum Verb {
     Remove = 5,
     /// What a name stands for: [`DIRECTORY`], or a file that can be read, written or both: `r`, `w`, `rw`.
     Look = 6,
+    /// Begin a job in a group: see [`Joined`]. From then on the connection is the job's.
+    Join = 7,
+    /// All figures of a group, as JSON.
+    Stats = 8,
 }
+
+/// A wish of a job that joins, each on a line of the value: to be killed rather than to have a process that is not managed.
+pub const REQUIRE: &str = "require";
+
+/// And that the group be removed when the job has ended.
+pub const TRANSIENT: &str = "transient";
+
+/// What a front says before it closes its job's connection, if nothing of the job is left.
+pub const BYE: u8 = b'.';
+
+/// Stands where an answer has its errno, on a job's connection: the daemon has stopped, and has brought back everything; the
+/// job goes on without it. Anything else there comes with a text for the user.
+pub const RELEASED: u32 = u32::MAX;
+
+/// The answer to [`Verb::Join`], in text: the version of the workers' protocol, the job, and the path of the agent.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Joined<'a> {
+    /// The job's name and secret.
+    pub job: Job,
+    /// The library to preload.
+    pub agent: &'a str,
+}
+
+impl<'a> Joined<'a> {
+    /// What comes before the agent's path.
+    pub fn prefix(self) -> [u8; JOINED_PREFIX] {
+        let mut text = [b' '; JOINED_PREFIX];
+        text[0] = b'0' + crate::VERSION as u8;
+        text[2..2 + JOB_TEXT].copy_from_slice(&self.job.to_text());
+        text
+    }
+
+    /// Reads the text; `None` if it is of another version.
+    pub fn decode(text: &'a str) -> Option<Joined<'a>> {
+        let (prefix, agent) = text.split_at_checked(JOINED_PREFIX)?;
+        let job = Job::from_text(prefix.as_bytes().get(2..2 + JOB_TEXT)?)?;
+        let joined = Joined { job, agent };
+        (prefix.as_bytes() == joined.prefix()).then_some(joined)
+    }
+}
+
+/// Bytes before the agent's path in [`Joined`].
+pub const JOINED_PREFIX: usize = JOB_TEXT + 3;
+
+const _: () = assert!(crate::VERSION < 10);
 
 /// What [`Verb::Look`] answers for a directory.
 pub const DIRECTORY: &str = "/";
 
 impl Verb {
     /// All of them.
-    pub const ALL: [Verb; 6] = [Verb::Read, Verb::Write, Verb::List, Verb::Make, Verb::Remove, Verb::Look];
+    pub const ALL: [Verb; 8] =
+        [Verb::Read, Verb::Write, Verb::List, Verb::Make, Verb::Remove, Verb::Look, Verb::Join, Verb::Stats];
 }
 
 /// A request's header.
@@ -134,12 +186,23 @@ mod tests {
     }
 
     #[test]
+    fn who_joins_hears_where() {
+        let joined = Joined { job: Job { name: 1, token: u64::MAX }, agent: "/tmp/agent.so" };
+        let prefix = joined.prefix();
+        let text = [str::from_utf8(&prefix).unwrap(), joined.agent].concat();
+        assert_eq!(Joined::decode(&text), Some(joined));
+        for bad in ["", "4 ", &text[1..], &text.replacen(' ', "-", 1), &text.replacen('4', "3", 1)] {
+            assert_eq!(Joined::decode(bad), None, "{bad}");
+        }
+    }
+
+    #[test]
     fn what_is_too_long_or_no_header_is_refused() {
         assert_eq!(Request { verb: Verb::Read, path: PATH_MAX + 1, value: 0 }.encode(), None);
         assert_eq!(Request { verb: Verb::Read, path: 0, value: VALUE_MAX + 1 }.encode(), None);
         assert_eq!(Answer { errno: 0, text: TEXT_MAX + 1 }.encode(), None);
         let good = Request { verb: Verb::Write, path: 1, value: 1 }.encode().unwrap();
-        for (index, bad) in [(0, 0), (1, 0), (2, 9), (3, 0), (3, 7), (5, 0xff), (7, 0xff)] {
+        for (index, bad) in [(0, 0), (1, 0), (2, 9), (3, 0), (3, 9), (5, 0xff), (7, 0xff)] {
             let mut bytes = good;
             bytes[index] = bad;
             assert_eq!(Request::decode(bytes), None, "byte {index}");

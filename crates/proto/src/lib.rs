@@ -15,7 +15,7 @@
 //!     │ ◀── GO ────────────────────────────── │   the program runs
 //!     │ ◀── EVICT / DISCARD ───────────────── │   any number of times, each answered
 //!     │ ─── EVICTED / DISCARDED ────────────▶ │
-//!     │ ◀── EXIT, or end of file ──────────── │   end of file without EXIT: the manager is gone, kill the program
+//!     │ ◀── EXIT, RELEASE or end of file ──── │   end of file alone: the manager is gone, kill the program
 //! ```
 //!
 //! A program thread that calls `madvise` with a hint opens a connection of its own, says [`Advise`] and waits for
@@ -38,7 +38,7 @@ pub const ENV_JOB: &str = "UZSWAP_JOB";
 pub const SOCKET_PREFIX: &str = "uzswap-";
 
 /// Changes whenever a message does.
-pub const VERSION: u64 = 3;
+pub const VERSION: u64 = 4;
 
 /// Words in the longest message.
 pub const MAX_WORDS: usize = 4 + MAX_BATCH_PAGES;
@@ -96,6 +96,8 @@ pub mod kind {
     pub const ADVISE: u64 = 11;
     /// Manager to program: the advice has been followed.
     pub const ADVISED: u64 = 12;
+    /// Manager to worker: nothing of the program's is evicted, and nothing will be: leave it alone, and go.
+    pub const RELEASE: u64 = 14;
     /// Worker to manager: word 1 the token, word 2 a [`super::step`], word 3 an errno. The program runs unmanaged.
     pub const FAILED: u64 = 13;
 }

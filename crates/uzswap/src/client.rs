@@ -1,6 +1,6 @@
 //! The operator's end of a manager's control socket: one connection, one request after the other.
 //!
-//! 1. The manager is the one that `--socket` names, or else `UZSWAP_SOCKET`, which programs of a job find set.
+//! 1. The manager is the one that `--socket` names, or else `UZSWAP_SOCKET`, which programs of a job find set; else the daemon.
 //! 2. A connection after an error is of no more use: an answer could be that to an earlier request.
 
 use std::env;
@@ -10,6 +10,7 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use crate::job::default_socket;
 use clap::ArgMatches;
 use uzswap_proto::control::{ANSWER_HEADER, Answer, ENV_SOCKET, Request, Verb};
 
@@ -17,9 +18,11 @@ use uzswap_proto::control::{ANSWER_HEADER, Answer, ENV_SOCKET, Request, Verb};
 pub fn socket(matches: &ArgMatches) -> Result<PathBuf, String> {
     let given = matches.get_one::<OsString>("socket").cloned();
     let from_environment = || env::var_os(ENV_SOCKET).filter(|name| !name.is_empty());
-    given.or_else(from_environment).map(PathBuf::from).ok_or_else(|| {
+    let named = given.or_else(from_environment).map(PathBuf::from);
+    named.or_else(default_socket).ok_or_else(|| {
         format!(
-            "no manager to ask: give --socket FILE or set {ENV_SOCKET}, with the FILE of `uzswap run --control FILE`"
+            "no manager to ask: give --socket FILE or set {ENV_SOCKET}, with the FILE of `uzswap run --control FILE` or \
+             `uzswap daemon --socket FILE`"
         )
     })
 }
@@ -27,7 +30,9 @@ pub fn socket(matches: &ArgMatches) -> Result<PathBuf, String> {
 /// Why there is no connection, in words.
 pub fn not_connected(socket: &Path, error: &io::Error) -> String {
     let why = match error.kind() {
-        ErrorKind::NotFound => "does not exist: is the job over, or was it started without --control?".to_owned(),
+        ErrorKind::NotFound => {
+            "does not exist: is the job over, was it started without --control, is there no daemon?".to_owned()
+        }
         ErrorKind::ConnectionRefused => "nobody listens there: its manager is dead".to_owned(),
         ErrorKind::PermissionDenied => "belongs to another user: ask as that user or as root".to_owned(),
         _ => error.to_string(),
@@ -100,6 +105,13 @@ impl Client {
         self.0.read_exact(&mut text)?;
         let text = String::from_utf8(text).map_err(|_| ErrorKind::InvalidData)?;
         Ok(Answered { errno: answer.errno, text })
+    }
+
+    /// The connection, which is somebody else's from now on.
+    pub fn into_stream(self) -> io::Result<UnixStream> {
+        self.0.set_read_timeout(None)?;
+        self.0.set_write_timeout(None)?;
+        Ok(self.0)
     }
 
     /// Waits until the manager ends the connection.

@@ -22,12 +22,13 @@ use crate::{Failure, print};
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// What `stat` shows of a group: files with one value.
-const VALUES: [&str; 9] = [
+const VALUES: [&str; 10] = [
     "memory.current",
     "memory.peak",
     "memory.high",
     "memory.max",
     "memory.swap.current",
+    "memory.swap.peak",
     "memory.swap.max",
     "memory.zswap.current",
     "memory.zswap.max",

@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 use clap::ArgMatches;
 use uzswap_vm::doctor::blocking_problems;
 
-use crate::flags::{Kind, RUN};
+use crate::flags::{ALL, Kind};
 use crate::ram::Ram;
 use crate::size::{Human, parse_amount};
 use crate::{Failure, print, run, say};
@@ -66,7 +66,7 @@ pub fn demo(matches: &ArgMatches) -> Result<i32, Failure> {
     let uzswap = std::env::current_exe().map_err(|error| format!("cannot find the uzswap binary: {error}"))?;
     let mut limited = Command::new(uzswap);
     // The user's own settings are not what is shown here.
-    RUN.iter().for_each(|flag| {
+    ALL.iter().for_each(|flag| {
         limited.env_remove(flag.variable());
     });
     limited

@@ -1,7 +1,7 @@
-//! The flags of `uzswap run`: one definition each, from which parser, help, man page, completions, environment
+//! The flags of `uzswap run` and `uzswap daemon`: one definition each, from which parser, help, man page, completions, environment
 //! variable and configuration key are made.
 //!
-//! 1. [`RUN`] is the only place that names a flag; nothing else spells its variable or its key.
+//! 1. [`ALL`] is the only place that names a flag; nothing else spells its variable or its key.
 //! 2. A value is the same text wherever it comes from and is parsed by its [`Kind`] alone, so that one mistake gives
 //!    the same words on the command line, in the environment and in a file.
 //! 3. A flag's default is stated in its help and lives in `job.rs`.
@@ -19,12 +19,30 @@ use crate::size::{Amount, parse_amount};
 pub struct Flag {
     /// Long name without dashes; also the configuration key.
     pub name: &'static str,
+    /// Whose it is.
+    pub of: Of,
     /// What its value is.
     pub kind: Kind,
     /// One line, for `-h`.
     pub help: &'static str,
     /// More, for `--help` and the man page.
     pub more: &'static str,
+}
+
+/// Which command has a flag.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Of {
+    /// `uzswap run`.
+    Run,
+    /// `uzswap daemon`.
+    Daemon,
+    /// Both.
+    Both,
+}
+
+/// The flags of `uzswap run` or `uzswap daemon`.
+pub fn flags(of: Of) -> impl Iterator<Item = &'static Flag> {
+    ALL.iter().filter(move |flag| [of, Of::Both].contains(&flag.of))
 }
 
 /// What a flag's value looks like.
@@ -42,6 +60,10 @@ pub enum Kind {
     YesNo,
     /// A file.
     Path,
+    /// A group's path.
+    Group,
+    /// Who may use a file, in octal digits.
+    Mode,
     /// On if given, without a value.
     Switch,
 }
@@ -61,14 +83,19 @@ pub enum Value {
     YesNo(bool),
     /// Of [`Kind::Path`].
     Path(PathBuf),
+    /// Of [`Kind::Group`].
+    Group(String),
+    /// Of [`Kind::Mode`].
+    Mode(u32),
     /// Of [`Kind::Switch`].
     Switch(bool),
 }
 
-/// All flags of `uzswap run` that a file or the environment may set too.
-pub const RUN: &[Flag] = &[
+/// All flags that a file or the environment may set too.
+pub const ALL: &[Flag] = &[
     Flag {
         name: "memory-max",
+        of: Of::Both,
         kind: Kind::Size,
         help: "Most memory the job may hold: resident anonymous pages plus compressed pool",
         more: "Reclaim keeps the job below it. Default, if --memory-high is not given either: the limit of the enclosing \
@@ -76,54 +103,63 @@ pub const RUN: &[Flag] = &[
     },
     Flag {
         name: "memory-high",
+        of: Of::Both,
         kind: Kind::Size,
         help: "Reclaim starts when the job holds this much",
         more: "At most --memory-max. Alone, it reclaims without ever being a hard limit. Default: chosen from --memory-max",
     },
     Flag {
         name: "max-pool-percent",
+        of: Of::Both,
         kind: Kind::Percent(1, 100),
         help: "Cap on the compressed pool, in percent of RAM",
         more: "RAM is the smaller of the machine's memory and the enclosing cgroup's limit. Default: 20",
     },
     Flag {
         name: "max-pool",
+        of: Of::Both,
         kind: Kind::Size,
         help: "Cap on the compressed pool, as a size",
         more: "Excludes --max-pool-percent.",
     },
     Flag {
         name: "accept-threshold-percent",
+        of: Of::Both,
         kind: Kind::Percent(1, 100),
         help: "A pool that was full accepts pages again at this percentage of its cap",
         more: "100 means no hysteresis. Default: 90",
     },
     Flag {
         name: "compressor",
+        of: Of::Both,
         kind: Kind::Codec,
         help: "Codec for pages that are stored from now on",
         more: "One of lz4, lzo-rle, zstd, deflate. Default: lz4",
     },
     Flag {
         name: "zpool",
+        of: Of::Both,
         kind: Kind::Zpool,
         help: "Allocator of the pool for pages that are stored from now on",
         more: "One of zsmalloc, zbud. zbud holds at most two pages in one, and is there for comparison. Default: zsmalloc",
     },
     Flag {
         name: "enabled",
+        of: Of::Both,
         kind: Kind::YesNo,
         help: "Whether pages are stored in the pool at all",
         more: "Without, all go to the swap file. Default: Y",
     },
     Flag {
         name: "shrinker-enabled",
+        of: Of::Both,
         kind: Kind::YesNo,
         help: "Whether memory pressure writes back cold pages before the pool is full",
         more: "Default: Y",
     },
     Flag {
         name: "swap-file",
+        of: Of::Both,
         kind: Kind::Path,
         help: "File to create for pages that are written back",
         more: "It must not exist yet; it is created with mode 0600 and removed at the end. \
@@ -131,18 +167,21 @@ pub const RUN: &[Flag] = &[
     },
     Flag {
         name: "swap-size",
+        of: Of::Both,
         kind: Kind::Size,
         help: "Most the swap file may grow to",
         more: "Default: whatever the file system gives",
     },
     Flag {
         name: "no-swap",
+        of: Of::Both,
         kind: Kind::Switch,
         help: "Never write pages to disk",
         more: "Pages that the pool refuses stay resident. Excludes --swap-file and --swap-size.",
     },
     Flag {
         name: "control",
+        of: Of::Run,
         kind: Kind::Path,
         help: "Socket to create for uzswap get, set, ls, stat and reclaim",
         more: "It has mode 0600 and is removed at the end. The job's programs find its name in UZSWAP_SOCKET, and \
@@ -150,6 +189,7 @@ pub const RUN: &[Flag] = &[
     },
     Flag {
         name: "control-fs",
+        of: Of::Run,
         kind: Kind::Switch,
         help: "Let the job find its own control files where the kernel has its: under /sys/fs/cgroup",
         more: "In a mount namespace of its own; outside nothing is seen of it. The parameters are at \
@@ -157,14 +197,46 @@ pub const RUN: &[Flag] = &[
                takes CAP_SYS_ADMIN and /dev/fuse; if it cannot be had, the program is not started and the status is 1.",
     },
     Flag {
+        name: "connect",
+        of: Of::Run,
+        kind: Kind::Switch,
+        help: "Join the daemon instead of having a manager of its own",
+        more: "Which one, tells --socket. Pool and swap file are the daemon's, and so are the settings of both.",
+    },
+    Flag {
+        name: "cgroup",
+        of: Of::Run,
+        kind: Kind::Group,
+        help: "The daemon's group to run in, such as build/ci-17",
+        more: "It is made if it is not there, and stays. --memory-max and --memory-high become the group's. Default: a group of \
+               the job's own, which goes with it. Only with --connect.",
+    },
+    Flag {
+        name: "socket",
+        of: Of::Both,
+        kind: Kind::Path,
+        help: "Where the daemon listens, for jobs and operators",
+        more: "The name goes when the daemon ends. Default: /run/uzswap.sock for root, uzswap.sock in XDG_RUNTIME_DIR for \
+               others; a socket that systemd has opened comes before it.",
+    },
+    Flag {
+        name: "socket-mode",
+        of: Of::Daemon,
+        kind: Kind::Mode,
+        help: "Who may connect, as the socket's mode in octal digits",
+        more: "Root and the daemon's own user may do all; others may look, and have jobs and groups of their own. Default: 600",
+    },
+    Flag {
         name: "stats",
+        of: Of::Run,
         kind: Kind::Path,
         help: "File for the job's counters, as JSON, rewritten every second and at the end",
         more: "",
     },
-    Flag { name: "quiet", kind: Kind::Switch, help: "No summary on stderr at the end", more: "" },
+    Flag { name: "quiet", of: Of::Run, kind: Kind::Switch, help: "No summary on stderr at the end", more: "" },
     Flag {
         name: "require",
+        of: Of::Run,
         kind: Kind::Switch,
         help: "Refuse programs that cannot be managed",
         more: "Without it, a program that the agent cannot enter (static, setuid) runs unmanaged, with a warning.",
@@ -172,8 +244,24 @@ pub const RUN: &[Flag] = &[
 ];
 
 /// Pairs of flags that exclude each other when given in the same place; else the stronger place wins.
-pub const EXCLUSIVE: [(&str, &str); 3] =
-    [("max-pool", "max-pool-percent"), ("no-swap", "swap-size"), ("no-swap", "swap-file")];
+pub const EXCLUSIVE: [(&str, &str); 15] = [
+    ("max-pool", "max-pool-percent"),
+    ("no-swap", "swap-size"),
+    ("no-swap", "swap-file"),
+    // A daemon has settings of its own.
+    ("connect", "control"),
+    ("connect", "control-fs"),
+    ("connect", "max-pool"),
+    ("connect", "max-pool-percent"),
+    ("connect", "accept-threshold-percent"),
+    ("connect", "compressor"),
+    ("connect", "zpool"),
+    ("connect", "enabled"),
+    ("connect", "shrinker-enabled"),
+    ("connect", "swap-file"),
+    ("connect", "swap-size"),
+    ("connect", "no-swap"),
+];
 
 impl Flag {
     /// The environment variable: `UZSWAP_MEMORY_MAX`.
@@ -214,6 +302,8 @@ impl Kind {
             Kind::Percent(..) => "PERCENT",
             Kind::Codec | Kind::Zpool => "NAME",
             Kind::YesNo => "Y|N",
+            Kind::Group => "GROUP",
+            Kind::Mode => "MODE",
             Kind::Path | Kind::Switch => "FILE",
         }
     }
@@ -231,6 +321,12 @@ impl Kind {
             Kind::YesNo => yes_or_no(text).map(Value::YesNo),
             Kind::Path if text.is_empty() => Err("is empty; give a file name".into()),
             Kind::Path => Ok(Value::Path(text.into())),
+            Kind::Group if text.trim_matches('/').is_empty() => Err("is empty; name a group below the root".into()),
+            Kind::Group => Ok(Value::Group(text.trim_matches('/').to_owned())),
+            Kind::Mode => match u32::from_str_radix(text, 8) {
+                Ok(mode) if mode <= 0o777 && !text.starts_with('+') => Ok(Value::Mode(mode)),
+                _ => Err(format!("'{text}' is not a mode from 0 to 777, in octal digits")),
+            },
             Kind::Switch => yes_or_no(text).map(Value::Switch),
         }
     }
@@ -260,9 +356,9 @@ pub fn command() -> Command {
         .disable_help_subcommand(true)
         .after_help(
             "Exit status: the program's own for run (128+N if signal N killed it, 126 not executable, 127 not found); \
-             2 for bad usage or a failed set-up; get, set, ls, reclaim, stat: 1 if the manager refuses; mount: 1 if it fails; doctor: 0 if run will work, else 1.",
+             2 for bad usage or a failed set-up; daemon: 0 if it was stopped, 125 if its manager died; get, set, ls, reclaim, stat: 1 if the manager refuses; mount: 1 if it fails; doctor: 0 if run will work, else 1.",
         )
-        .subcommands([run(), doctor(), demo()])
+        .subcommands([run(), daemon(), doctor(), demo()])
         .subcommands([get(), set(), ls(), mkdir(), rmdir(), reclaim(), stat(), mount()])
         .subcommands([lab(), completions(), man()])
 }
@@ -279,16 +375,8 @@ fn run() -> Command {
              of RAM such as 25%.",
         )
         .args_override_self(true)
-        .args(RUN.iter().map(Flag::arg))
-        .arg(
-            Arg::new("config")
-                .long("config")
-                .value_name("FILE")
-                .help("TOML file with settings, instead of the default files")
-                .long_help("TOML file with settings, instead of the default files [env: UZSWAP_CONFIG]")
-                .value_parser(clap::builder::OsStringValueParser::new())
-                .value_hint(ValueHint::FilePath),
-        )
+        .args(flags(Of::Run).map(Flag::arg))
+        .arg(config())
         .arg(
             Arg::new("command")
                 .value_name("CMD")
@@ -299,6 +387,32 @@ fn run() -> Command {
                 .value_parser(clap::builder::OsStringValueParser::new())
                 .value_hint(ValueHint::CommandWithArguments),
         )
+}
+
+fn daemon() -> Command {
+    Command::new("daemon")
+        .about("Have one manager for many jobs, which join it by run --connect")
+        .long_about(
+            "Have one manager for many jobs, which join it by run --connect: they share a pool and a swap file, and operators \
+             see all of them in one tree of groups.\n\nThe settings come from where those of run do, only that the files are \
+             ~/.config/uzswap-daemon.toml and /etc/uzswap-daemon.toml; --memory-max and --memory-high hold for all jobs \
+             together. SIGHUP has them read again: what uzswap set could change takes effect. SIGTERM and SIGINT end the \
+             daemon: jobs get back what was taken from them and run on without a limit, or, if there is not memory enough for \
+             that, it says so and stays.\n\nIt stays in the foreground, and knows systemd's sockets and notifications.",
+        )
+        .args_override_self(true)
+        .args(flags(Of::Daemon).map(Flag::arg))
+        .arg(config())
+}
+
+fn config() -> Arg {
+    Arg::new("config")
+        .long("config")
+        .value_name("FILE")
+        .help("TOML file with settings, instead of the default files")
+        .long_help("TOML file with settings, instead of the default files [env: UZSWAP_CONFIG]")
+        .value_parser(clap::builder::OsStringValueParser::new())
+        .value_hint(ValueHint::FilePath)
 }
 
 fn doctor() -> Command {
@@ -383,7 +497,7 @@ fn asks(name: &'static str, about: &'static str) -> Command {
         Arg::new("socket")
             .long("socket")
             .value_name("FILE")
-            .help("The socket that its manager listens on: the FILE of run --control [env: UZSWAP_SOCKET]")
+            .help("Where its manager listens: the FILE of run --control; default: the daemon's [env: UZSWAP_SOCKET]")
             .value_parser(clap::builder::OsStringValueParser::new())
             .value_hint(ValueHint::FilePath),
     )
@@ -465,17 +579,17 @@ mod tests {
 
     #[test]
     fn names_make_variables() {
-        assert_eq!(RUN[0].variable(), "UZSWAP_MEMORY_MAX");
-        let mut names: Vec<_> = RUN.iter().map(|flag| flag.name).collect();
+        assert_eq!(ALL[0].variable(), "UZSWAP_MEMORY_MAX");
+        let mut names: Vec<_> = ALL.iter().map(|flag| flag.name).collect();
         names.sort_unstable();
         names.dedup();
-        assert_eq!(names.len(), RUN.len(), "a flag is defined twice");
+        assert_eq!(names.len(), ALL.len(), "a flag is defined twice");
     }
 
     #[test]
     fn exclusive_pairs_name_real_flags() {
         for name in EXCLUSIVE.iter().flat_map(|&(one, other)| [one, other]) {
-            assert!(RUN.iter().any(|flag| flag.name == name), "{name}");
+            assert!(ALL.iter().any(|flag| flag.name == name), "{name}");
         }
     }
 
@@ -499,7 +613,7 @@ mod tests {
 
     #[test]
     fn the_help_lists_all_names() {
-        let of = |kind| RUN.iter().find(|flag| flag.kind == kind).expect("a flag").more;
+        let of = |kind| ALL.iter().find(|flag| flag.kind == kind).expect("a flag").more;
         assert!(Compressor::ALL.iter().all(|codec| of(Kind::Codec).contains(codec.name())));
         assert!(Zpool::ALL.iter().all(|zpool| of(Kind::Zpool).contains(zpool.name())));
     }

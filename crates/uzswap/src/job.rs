@@ -29,19 +29,56 @@ const SOCKET_NAME_MOST: usize = 107 - ".4194304".len();
 /// Without a limit of our own, at least this much of the cgroup's limit is left to page cache, kernel and manager.
 const HEADROOM_LEAST: u64 = 32 << 20;
 
-/// Checks `settings` and fills in the defaults.
+/// Checks the `settings` of a job and fills in the defaults.
 pub fn job_config(settings: &Settings, ram: &Ram) -> Result<JobConfig, String> {
-    let (memory_max, memory_high) = limits(settings, ram)?;
-    let max_pool = match (settings.size("max-pool"), settings.percent("max-pool-percent")) {
-        (Some(_), _) => bounded(settings, "max-pool", PAGE, ram.bytes(), ram)?.expect("is set"),
-        (None, percent) => percent_of(percent.unwrap_or(MAX_POOL_PERCENT), ram.bytes()),
+    let limits = match limits(settings, ram)? {
+        (None, None) => (Some(enclosing_limit(ram)?), None),
+        given => given,
     };
+    let stats = stats(settings)?;
+    let control = settings.path("control").map(|path| check_socket(&path)).transpose();
+    let control = control.map_err(|why| format!("{}: {why}", settings.spelling("control")))?;
+    let config = manager_config(settings, ram, limits)?;
+    let (control_fs, require) = (settings.switch("control-fs"), settings.switch("require"));
+    Ok(JobConfig { control, control_fs, stats, quiet: settings.switch("quiet"), require, ..config })
+}
+
+/// Checks the `settings` of a daemon and fills in the defaults. Without a limit there is none.
+pub fn daemon_config(settings: &Settings, ram: &Ram) -> Result<JobConfig, String> {
+    manager_config(settings, ram, limits(settings, ram)?)
+}
+
+/// Where the daemon is to listen.
+pub fn daemon_socket(settings: &Settings) -> Result<PathBuf, String> {
+    let path = settings.path("socket").or_else(default_socket).ok_or("no place for the socket: give --socket FILE")?;
+    check_socket(&path).map_err(|why| format!("{}: {why}", settings.spelling("socket")))
+}
+
+/// Where daemons listen that have not been told where.
+pub fn default_socket() -> Option<PathBuf> {
+    const NAME: &str = "uzswap.sock";
+    if rustix::process::geteuid().is_root() {
+        return Some(Path::new("/run").join(NAME));
+    }
+    let directory = std::env::var_os("XDG_RUNTIME_DIR").filter(|directory| !directory.is_empty())?;
+    Some(PathBuf::from(directory).join(NAME))
+}
+
+/// Where the counters go.
+pub fn stats(settings: &Settings) -> Result<Option<PathBuf>, String> {
     let stats = settings.path("stats");
     if let Some(path) = &stats {
         check_stats(path).map_err(|why| format!("{}: {why}", settings.spelling("stats")))?;
     }
-    let control = settings.path("control").map(|path| check_control(&path)).transpose();
-    let control = control.map_err(|why| format!("{}: {why}", settings.spelling("control")))?;
+    Ok(stats)
+}
+
+fn manager_config(settings: &Settings, ram: &Ram, limits: (Option<u64>, Option<u64>)) -> Result<JobConfig, String> {
+    let (memory_max, memory_high) = limits;
+    let max_pool = match (settings.size("max-pool"), settings.percent("max-pool-percent")) {
+        (Some(_), _) => bounded(settings, "max-pool", PAGE, ram.bytes(), ram)?.expect("is set"),
+        (None, percent) => percent_of(percent.unwrap_or(MAX_POOL_PERCENT), ram.bytes()),
+    };
     let enabled = settings.yes_no("enabled").unwrap_or(true);
     let swap = swap(settings, ram)?;
     if !enabled && swap == SwapConfig::None {
@@ -59,12 +96,12 @@ pub fn job_config(settings: &Settings, ram: &Ram) -> Result<JobConfig, String> {
         shrinker_enabled: settings.yes_no("shrinker-enabled").unwrap_or(true),
         swap,
         ram: ram.bytes(),
-        control,
-        control_fs: settings.switch("control-fs"),
+        control: None,
+        control_fs: false,
         not_inherited: vec![variable("control")],
-        stats,
-        quiet: settings.switch("quiet"),
-        require: settings.switch("require"),
+        stats: None,
+        quiet: true,
+        require: false,
     })
 }
 
@@ -72,7 +109,8 @@ fn percent_of(percent: u8, bytes: u64) -> u64 {
     (u128::from(bytes) * u128::from(percent) / 100) as u64
 }
 
-fn limits(settings: &Settings, ram: &Ram) -> Result<(Option<u64>, Option<u64>), String> {
+/// The limits that were given.
+pub fn limits(settings: &Settings, ram: &Ram) -> Result<(Option<u64>, Option<u64>), String> {
     let max = bounded(settings, "memory-max", MEMORY_MAX_LEAST, MEMORY_MAX_MOST, ram)?;
     let high = bounded(settings, "memory-high", MEMORY_MAX_LEAST, MEMORY_MAX_MOST, ram)?;
     match (max, high) {
@@ -83,7 +121,6 @@ fn limits(settings: &Settings, ram: &Ram) -> Result<(Option<u64>, Option<u64>), 
             settings.spelling("memory-max"),
             Human(max)
         )),
-        (None, None) => enclosing_limit(ram).map(|max| (Some(max), None)),
         given => Ok(given),
     }
 }
@@ -165,7 +202,7 @@ fn check_stats(path: &Path) -> Result<(), String> {
 }
 
 /// Where the control socket goes: an absolute path, because the job's programs work in other directories.
-fn check_control(path: &Path) -> Result<PathBuf, String> {
+fn check_socket(path: &Path) -> Result<PathBuf, String> {
     check_directory(path)?;
     if path.symlink_metadata().is_ok_and(|found| !found.file_type().is_socket()) {
         let shown = path.display();
@@ -208,7 +245,7 @@ fn words(error: rustix::io::Errno) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::flags;
+    use crate::flags::{self, Of};
     use crate::ram::Limit;
     use uzswap_engine::{Compressor, Zpool};
 
@@ -216,7 +253,7 @@ mod tests {
         let line = [&["uzswap", "run"], arguments, &["--", "true"]].concat();
         let matches = flags::command().try_get_matches_from(line).expect("clap takes it");
         let run = matches.subcommand_matches("run").expect("run");
-        job_config(&Settings::read(run, |_| None, Path::new("/nonexistent"))?, ram)
+        job_config(&Settings::read(Of::Run, run, |_| None, Path::new("/nonexistent"))?, ram)
     }
 
     fn limited(bytes: u64) -> Ram {

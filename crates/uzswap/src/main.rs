@@ -5,7 +5,9 @@
 //! 3. Exit status: the program's own for `run`, 1 for what a manager refuses and for a mount that fails, 2 for bad usage or a failed set-up.
 
 mod client;
+mod connect;
 mod control;
+mod daemon;
 mod demo;
 mod doctor;
 mod flags;
@@ -21,6 +23,7 @@ use std::process::ExitCode;
 
 use clap::ArgMatches;
 use clap::error::ErrorKind;
+use uzswap_manager::RunError;
 
 /// Why the command ends without having done its work.
 #[derive(Debug)]
@@ -32,6 +35,12 @@ struct Failure {
 impl From<String> for Failure {
     fn from(message: String) -> Failure {
         Failure { message, status: 2 }
+    }
+}
+
+impl From<RunError> for Failure {
+    fn from(error: RunError) -> Failure {
+        Failure { message: error.message, status: error.exit_status }
     }
 }
 
@@ -58,6 +67,7 @@ fn dispatch() -> Result<i32, Failure> {
     let (name, matches) = matches.subcommand().expect("a subcommand is required");
     match name {
         "run" => run::run(matches),
+        "daemon" => daemon::daemon(matches),
         "doctor" => Ok(doctor::doctor(matches.get_flag("json"), matches.get_flag("all"))),
         "get" => control::get(matches),
         "set" => control::set(matches),

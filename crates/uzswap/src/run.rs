@@ -9,23 +9,31 @@ use uzswap_manager::run_job;
 use uzswap_vm::doctor::{Check, blocking_problems, surroundings};
 
 use crate::Failure;
+use crate::connect::connect;
+use crate::flags::Of;
 use crate::job::job_config;
 use crate::ram::Ram;
 use crate::settings::Settings;
 
 /// The library that is preloaded into the programs of a job; built by this crate's build script.
-static AGENT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/libuzswap_agent.so"));
+pub static AGENT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/libuzswap_agent.so"));
 
 /// Runs the program that the command line names and returns its exit status.
 pub fn run(matches: &ArgMatches) -> Result<i32, Failure> {
     let root = Path::new("/");
-    let settings = Settings::read(matches, |name| env::var_os(name), root)?;
+    let settings = Settings::read(Of::Run, matches, |name| env::var_os(name), root)?;
+    let command: Vec<OsString> = matches.get_many("command").expect("is required").cloned().collect();
+    if settings.switch("connect") {
+        return connect(&settings, &Ram::detect(root)?, &command);
+    }
+    if settings.group("cgroup").is_some() {
+        return Err(format!("{} is a group of a daemon's; give --connect, too", settings.spelling("cgroup")).into());
+    }
     let config = job_config(&settings, &Ram::detect(root)?)?;
     if let Some(problem) = blocking_problems().first() {
         return Err(cannot_run(problem).into());
     }
-    let command: Vec<OsString> = matches.get_many("command").expect("is required").cloned().collect();
-    run_job(&config, AGENT, &command).map_err(|error| Failure { message: error.message, status: error.exit_status })
+    Ok(run_job(&config, AGENT, &command)?)
 }
 
 /// The doctor's words for its first finding, in one line.

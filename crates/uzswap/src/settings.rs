@@ -1,4 +1,4 @@
-//! Settings of `uzswap run` from three places, weakest last: flags, environment, TOML files.
+//! Settings of `uzswap run` and `uzswap daemon` from three places, weakest last: flags, environment, TOML files.
 //!
 //! 1. Each place is read into a layer of parsed values; a bad value is an error that names its place, even where a stronger
 //!    place would have hidden it.
@@ -15,7 +15,7 @@ use clap::ArgMatches;
 use clap::parser::ValueSource;
 use uzswap_engine::{Compressor, Zpool};
 
-use crate::flags::{EXCLUSIVE, Flag, Kind, RUN, Value};
+use crate::flags::{ALL, EXCLUSIVE, Flag, Kind, Of, Value, flags};
 use crate::size::Amount;
 
 /// Where the values of a layer come from.
@@ -35,18 +35,22 @@ type Layer = (Place, BTreeMap<&'static str, Value>);
 impl Settings {
     /// Reads all places; `variable` looks up the environment, `root` is where `/etc` is found.
     pub fn read(
+        of: Of,
         matches: &ArgMatches,
         variable: impl Fn(&str) -> Option<OsString>,
         root: &Path,
     ) -> Result<Settings, String> {
-        let mut layers = vec![from_flags(matches)?, from_environment(&variable)?];
+        let mut layers = vec![from_flags(of, matches)?, from_environment(of, &variable)?];
         match matches.get_one::<OsString>("config").cloned().or_else(|| variable("UZSWAP_CONFIG")) {
-            Some(named) => layers.push(from_file(Path::new(&named), true)?.expect("a named file is there or an error")),
+            Some(named) => {
+                layers.push(from_file(of, Path::new(&named), true)?.expect("a named file is there or an error"))
+            }
             None => {
                 let home = variable("HOME").filter(|home| !home.is_empty());
-                let user = home.map(|home| Path::new(&home).join(".config/uzswap.toml"));
-                for path in user.into_iter().chain([root.join("etc/uzswap.toml")]) {
-                    layers.extend(from_file(&path, false)?);
+                let name = if of == Of::Daemon { "uzswap-daemon.toml" } else { "uzswap.toml" };
+                let user = home.map(|home| Path::new(&home).join(".config").join(name));
+                for path in user.into_iter().chain([root.join("etc").join(name)]) {
+                    layers.extend(from_file(of, &path, false)?);
                 }
             }
         }
@@ -78,6 +82,16 @@ impl Settings {
         self.get(name, |value| if let Value::YesNo(yes) = value { Some(*yes) } else { None })
     }
 
+    /// A group's path.
+    pub fn group(&self, name: &str) -> Option<String> {
+        self.get(name, |value| if let Value::Group(path) = value { Some(path.clone()) } else { None })
+    }
+
+    /// A file's mode.
+    pub fn mode(&self, name: &str) -> Option<u32> {
+        self.get(name, |value| if let Value::Mode(mode) = value { Some(*mode) } else { None })
+    }
+
     /// A file.
     pub fn path(&self, name: &str) -> Option<PathBuf> {
         self.get(name, |value| if let Value::Path(path) = value { Some(path.clone()) } else { None })
@@ -94,7 +108,7 @@ impl Settings {
     }
 
     fn get<T>(&self, name: &str, pick: impl Fn(&Value) -> Option<T>) -> Option<T> {
-        debug_assert!(RUN.iter().any(|flag| flag.name == name), "no flag --{name}");
+        debug_assert!(ALL.iter().any(|flag| flag.name == name), "no flag --{name}");
         self.0.get(name).and_then(|(value, _)| pick(value))
     }
 }
@@ -118,9 +132,9 @@ impl Place {
     }
 }
 
-fn from_flags(matches: &ArgMatches) -> Result<Layer, String> {
+fn from_flags(of: Of, matches: &ArgMatches) -> Result<Layer, String> {
     let mut values = BTreeMap::new();
-    for flag in RUN.iter().filter(|flag| matches.value_source(flag.name) == Some(ValueSource::CommandLine)) {
+    for flag in flags(of).filter(|flag| matches.value_source(flag.name) == Some(ValueSource::CommandLine)) {
         let value = match flag.kind {
             Kind::Switch => Value::Switch(true),
             _ => Place::Flags.parse(flag, matches.get_one::<OsString>(flag.name).expect("has a value"))?,
@@ -130,9 +144,9 @@ fn from_flags(matches: &ArgMatches) -> Result<Layer, String> {
     Ok((Place::Flags, values))
 }
 
-fn from_environment(variable: impl Fn(&str) -> Option<OsString>) -> Result<Layer, String> {
+fn from_environment(of: Of, variable: impl Fn(&str) -> Option<OsString>) -> Result<Layer, String> {
     let mut values = BTreeMap::new();
-    for flag in RUN {
+    for flag in flags(of) {
         if let Some(text) = variable(&flag.variable()) {
             values.insert(flag.name, Place::Environment.parse(flag, &text)?);
         }
@@ -141,16 +155,16 @@ fn from_environment(variable: impl Fn(&str) -> Option<OsString>) -> Result<Layer
 }
 
 /// A file that nobody named may be missing, or lie in a home that is not ours; one that is there must be readable.
-fn from_file(path: &Path, required: bool) -> Result<Option<Layer>, String> {
+fn from_file(of: Of, path: &Path, required: bool) -> Result<Option<Layer>, String> {
     if !required && fs::metadata(path).is_err() {
         return Ok(None);
     }
     let text = fs::read_to_string(path)
         .map_err(|error| format!("cannot read the configuration file {}: {error}", path.display()))?;
-    parse_file(path, &text).map(Some)
+    parse_file(of, path, &text).map(Some)
 }
 
-fn parse_file(path: &Path, text: &str) -> Result<Layer, String> {
+fn parse_file(of: Of, path: &Path, text: &str) -> Result<Layer, String> {
     let place = Place::File(path.to_owned());
     let table = text.parse::<toml::Table>().map_err(|error| {
         let line = error.span().map_or(0, |span| text[..span.start.min(text.len())].matches('\n').count()) + 1;
@@ -158,13 +172,13 @@ fn parse_file(path: &Path, text: &str) -> Result<Layer, String> {
     })?;
     let mut values = BTreeMap::new();
     for (key, value) in &table {
-        let Some(flag) = RUN.iter().find(|flag| flag.name == key) else {
-            let known = RUN.iter().map(|flag| flag.name).collect::<Vec<_>>().join(", ");
+        let Some(flag) = flags(of).find(|flag| flag.name == key) else {
+            let known = flags(of).map(|flag| flag.name).collect::<Vec<_>>().join(", ");
             return Err(format!("unknown key '{key}' in {}; known are {known}", path.display()));
         };
         let text = match (value, flag.kind) {
             (toml::Value::Boolean(on), Kind::Switch | Kind::YesNo) => on.to_string(),
-            (toml::Value::Integer(number), Kind::Size | Kind::Percent(..)) => number.to_string(),
+            (toml::Value::Integer(number), Kind::Size | Kind::Percent(..) | Kind::Mode) => number.to_string(),
             (toml::Value::String(text), kind) if kind != Kind::Switch => text.clone(),
             (other, _) => {
                 return Err(format!("{}: a value of type {} does not fit", place.spelling(flag), other.type_str()));
@@ -178,7 +192,7 @@ fn parse_file(path: &Path, text: &str) -> Result<Layer, String> {
 /// Strongest layer first.
 fn merge(layers: &[Layer]) -> Result<Settings, String> {
     let mut chosen: BTreeMap<&'static str, (usize, Value, String)> = BTreeMap::new();
-    for flag in RUN {
+    for flag in ALL {
         let found =
             layers.iter().enumerate().find_map(|(rank, (place, values))| Some((rank, place, values.get(flag.name)?)));
         match found {
@@ -207,7 +221,7 @@ mod tests {
 
     fn layer(place: Place, values: &[(&str, &str)]) -> Layer {
         let parsed = values.iter().map(|(name, text)| {
-            let flag = RUN.iter().find(|flag| flag.name == *name).expect("a flag");
+            let flag = ALL.iter().find(|flag| flag.name == *name).expect("a flag");
             (flag.name, flag.kind.parse(text).expect("a good value"))
         });
         (place, parsed.collect())
@@ -257,7 +271,7 @@ mod tests {
     fn files_take_the_types_that_fit() {
         let text =
             "memory-max = \"1.5G\"\nmax-pool = 65536\naccept-threshold-percent = 80\nquiet = true\nenabled = false\n";
-        let (_, values) = parse_file(Path::new("f"), text).expect("parse");
+        let (_, values) = parse_file(Of::Run, Path::new("f"), text).expect("parse");
         assert_eq!(values["max-pool"], Value::Size(Amount::Bytes(65536)));
         assert_eq!(values["accept-threshold-percent"], Value::Percent(80));
         assert_eq!(values["quiet"], Value::Switch(true));
@@ -275,7 +289,7 @@ mod tests {
             ("compressor = \"snappy\"", "there are lz4"),
             ("quiet = true\nmemory-max = ", "f line 2 is not TOML"),
         ] {
-            let error = parse_file(Path::new("f"), text).expect_err(text);
+            let error = parse_file(Of::Run, Path::new("f"), text).expect_err(text);
             assert!(error.contains(why), "{text}: {error}");
         }
     }

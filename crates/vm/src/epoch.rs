@@ -168,12 +168,15 @@ pub fn split(
                 match source.and_then(|at| Some((at, in_child(at)?))) {
                     Some((_, false)) => true,
                     // Its source is there: not yet moved, or moved by MREMAP_DONTUNMAP. If the target is there, too, that may be
-                    // what had been there before, which the child still has. Nothing tells; there the order of reading stands.
+                    // what had been there before, which the child still has, whether we knew of it or not. Nothing tells; there
+                    // the order of reading stands.
                     Some((at, true)) => {
                         let target = Range::page(at - from + to);
-                        let held = |i: usize| !known(registered, &ordered[..i], target).is_empty();
-                        let only_moved = read_before || !(0..i).any(held);
-                        !held(i) && in_child(target.start) == Some(true) && only_moved
+                        let held = !known(registered, before, target).is_empty();
+                        let vacates =
+                            |event: &Event| event.change.vacates().is_some_and(|range| range.overlaps(target));
+                        let only_moved = read_before || !before.iter().any(vacates);
+                        !held && in_child(target.start) == Some(true) && only_moved
                     }
                     None => read_before,
                 }
@@ -429,6 +432,16 @@ mod tests {
         // What was unmapped is there again, by something else.
         let read = [unmap(B, LEN), remap(A, B)];
         assert_eq!(before_fork(&before, &read, &registered(&[(B, LEN)])), read);
+    }
+
+    /// The kernel had the target registered, and we had not heard of it yet.
+    #[test]
+    fn what_was_at_the_target_need_not_have_been_known() {
+        let (known, both) = (registered(&[(A, LEN)]), registered(&[(A, LEN), (B, LEN)]));
+        let read = |forks_read| [unmap(B, LEN), remap(A, B)].map(|change| Event { change, forks_read }).to_vec();
+        let inherited = |forks_read| split(&known, read(forks_read), 0, |address| Some(both.contains(address))).0;
+        assert_eq!(changes(inherited(1)), []);
+        assert_eq!(changes(inherited(0)), [unmap(B, LEN), remap(A, B)]);
     }
 
     #[test]

@@ -8,15 +8,15 @@
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use uzswap_engine::{Home, PAGE_SIZE, Page, Slot};
 use uzswap_proto::{MAX_BATCH_PAGES, Run, STAGING_PAGES, evict, evicted, kind};
 
-use crate::fault::Load;
+use crate::fault::wait_for_program;
 use crate::pager::{Pager, Progress, read_pages, with_buffer};
 use crate::range::{Range, RangeSet};
-use crate::space::{Fault, Request, Space, State, Worker};
+use crate::space::{Request, Space, State, Worker};
 use crate::sys::uffd::{FillError, Probe};
 use crate::table::{PageState, STATE_BITS};
 use crate::{PAGE, layout};
@@ -35,6 +35,9 @@ pub(crate) enum Talk {
 /// How long a worker may take before reclaim turns to another.
 pub(crate) const WORKER_PATIENCE: Duration = Duration::from_millis(500);
 
+/// How long to wait for somebody else's conversation with a worker.
+const CONVERSATION_PATIENCE: Duration = Duration::from_millis(2);
+
 /// Pages of one EVICT: large enough to pay for the round trip, small enough for faults not to wait long.
 const EVICT_PAGES: usize = 256;
 const _: () = assert!(EVICT_PAGES <= MAX_BATCH_PAGES);
@@ -44,13 +47,15 @@ pub(crate) const STORE_PAGES: usize = 256;
 
 impl Pager {
     /// Registers what is mapped and not yet watched, so that it can be evicted and so that fresh pages are seen as they
-    /// are touched.
-    pub fn refresh(&self, space: &Space) -> io::Result<()> {
-        let Some(worker) = space.worker() else { return Ok(()) };
+    /// are touched. False if it is to be called again: the worker is busy.
+    pub fn refresh(&self, space: &Space) -> io::Result<bool> {
+        // Between a request and its answer no event may be read.
+        let Some(_conversation) = space.conversation.try_lock_for(CONVERSATION_PATIENCE) else { return Ok(false) };
+        let Some(worker) = space.worker() else { return Ok(true) };
         let mappings = layout::manageable(worker.pid)?;
         let mut state = space.lock();
         if state.gone || state.request.is_some() {
-            return Ok(());
+            return Ok(state.gone);
         }
         self.drain(space, &mut state);
         // From the first registered page on, children have to say whose they are.
@@ -72,7 +77,7 @@ impl Pager {
         }
         drop(state);
         self.service(space);
-        Ok(())
+        Ok(true)
     }
 
     /// Records what has really become registered of the ranges that were tried.
@@ -80,16 +85,32 @@ impl Pager {
     /// What was not watched changes without an event. When a range was registered, a part of it may have been unmapped
     /// already, and the kernel passes over holes; something else may be mapped there by now, of whose pages we would
     /// not see a fault once they were evicted. So the mappings are read again: each of them now is watched as a whole or
-    /// not at all, which its userfaultfd tells. What changes from here on is an event, or makes the answer "changing".
+    /// not at all, which its userfaultfd tells, as soon as everything that changes has been read. Nothing that is registered may
+    /// be missed: what happens to it is told by events all the same.
     fn take_registered(&self, space: &Space, state: &mut State, worker: &Worker, tried: &RangeSet) {
-        for mapping in layout::manageable(worker.pid).unwrap_or_default() {
-            for part in tried.within(mapping) {
-                if space.uffd.probe(part.start) == Probe::Registered {
-                    // What is not watched has not been evicted: whatever is known of it is of something else.
-                    state.empty(&self.engine, part);
-                    state.registered.insert(part);
+        let mut tries = 0;
+        loop {
+            let mut settled = true;
+            for mapping in layout::all(worker.pid).unwrap_or_default() {
+                // What came to be known by events meanwhile, by a move from elsewhere, may have been evicted before.
+                let unknown = tried.within(mapping).into_iter().flat_map(|part| state.registered.missing(part));
+                for part in unknown.collect::<Vec<_>>() {
+                    match space.uffd.probe(part.start) {
+                        Probe::Registered => {
+                            // What is not watched has not been evicted: whatever is known of it is of something else.
+                            state.empty(&self.engine, part);
+                            state.registered.insert(part);
+                        }
+                        Probe::Changing => settled = false,
+                        Probe::NotRegistered | Probe::Gone => {}
+                    }
                 }
             }
+            if settled || state.gone {
+                return;
+            }
+            wait_for_program(&space.uffd, &mut tries);
+            self.drain(space, state);
         }
     }
 
@@ -135,6 +156,10 @@ impl Pager {
         for part in parts {
             let mut at = part.start;
             while at < part.end {
+                // What would only be moved out to be put back stays where it is.
+                if self.engine.swap_room(space.account().group(), 1) == 0 {
+                    return Ok(total);
+                }
                 {
                     let _conversation = space.conversation.lock();
                     let Some(worker) = self.resume(space) else { return Ok(total) };
@@ -168,31 +193,7 @@ impl Pager {
     /// with its answer, it is to be called again.
     pub fn exclude(&self, space: &Space, range: Range) -> bool {
         space.lock().excluded.insert(range);
-        // Fails only when the program is gone.
-        let _ = self.store_staged(space, 0);
-        let mut pages = Vec::new();
-        {
-            let mut state = space.lock();
-            if matches!(state.request, Some(Request::Evict { .. })) {
-                return state.gone;
-            }
-            for (page, page_state) in state.table.list(range) {
-                if let PageState::Stored(slot) = page_state {
-                    self.engine.dup(slot);
-                    state.table.set(page, PageState::Loading(slot));
-                    pages.push((page, slot));
-                }
-            }
-        }
-        for page in pages {
-            let fault = Fault { page: page.0, write: false, tid: 0, since: Instant::now() };
-            self.finish_load(space, Load { fault, pages: vec![page] });
-        }
-        self.service(space);
-        let state = space.lock();
-        let away = |(_, state): &(u64, PageState)| matches!(state, PageState::Staged(_) | PageState::Loading(_));
-        let waiting = state.waiting.iter().any(|fault| range.contains(fault.page));
-        state.gone || !waiting && !state.table.list(range).iter().any(away)
+        self.bring_back(space, range)
     }
 
     /// Hears the workers that were silent when they were last asked, so that faults do not wait for them needlessly.
@@ -228,6 +229,9 @@ impl Pager {
         runs: &[Range],
         spare_young: bool,
     ) -> io::Result<Option<usize>> {
+        if !self.evicting.load(Relaxed) {
+            return Ok(None);
+        }
         let pages: Vec<u64> = runs.iter().flat_map(|run| (run.start..run.end).step_by(PAGE_SIZE)).collect();
         space.account().counters().pgscan.fetch_add(pages.len() as u64, Relaxed);
         let (mut staged, mut retry) = (0, pages);

@@ -44,11 +44,14 @@ impl Pager {
                     return;
                 }
                 let news = self.drain(space, &mut state);
-                for fault in std::mem::take(&mut state.waiting) {
-                    match self.answer(space, &mut state, fault) {
-                        Answer::Done => count_stall(space, fault),
+                for mut fault in std::mem::take(&mut state.waiting) {
+                    match self.answer(space, &mut state, &mut fault) {
+                        Answer::Done => answered(space, &mut state, fault),
                         Answer::Load(load) => loads.push(load),
-                        Answer::NoRoom => state.waiting.push(fault),
+                        Answer::NoRoom => {
+                            space.stall(&mut state, &mut fault);
+                            state.waiting.push(fault);
+                        }
                         Answer::Unsettled => {
                             unsettled = true;
                             state.waiting.push(fault);
@@ -92,7 +95,7 @@ impl Pager {
             for message in messages.drain(..) {
                 match message {
                     Message::Fault { address, write, tid } => {
-                        state.waiting.push(Fault { page: address, write, tid, since: Instant::now() });
+                        state.waiting.push(Fault { page: address, write, tid, since: Instant::now(), stalls: false });
                     }
                     Message::Change(change) => {
                         if let Change::Remove(range) = change {
@@ -178,7 +181,7 @@ impl Pager {
     }
 
     /// Answers one fault.
-    fn answer(&self, space: &Space, state: &mut State, fault: Fault) -> Answer {
+    fn answer(&self, space: &Space, state: &mut State, fault: &mut Fault) -> Answer {
         let page = fault.page;
         if state.worker.is_none() && state.beacon == Some(page) {
             self.beacon_seen(fault.tid, space);
@@ -187,11 +190,15 @@ impl Pager {
             state.settle_removals();
         }
         match state.table.get(page) {
-            PageState::Resident => self.answer_untouched(space, state, fault),
-            PageState::Staged(sequence) => self.rescue(space, state, page, sequence),
+            PageState::Resident => self.answer_untouched(space, state, *fault),
+            PageState::Staged(sequence) => {
+                space.stall(state, fault);
+                self.rescue(space, state, page, sequence)
+            }
             // The thread that loads it wakes everybody.
             PageState::Loading(_) => Answer::Done,
             PageState::Stored(_) => {
+                space.stall(state, fault);
                 let window = state.readahead.window(page);
                 let mut pages: Vec<(u64, Slot)> = (0..window as u64)
                     .map_while(|i| match state.table.get(page + i * PAGE) {
@@ -211,7 +218,7 @@ impl Pager {
                     self.engine.dup(slot);
                     state.table.set(page, PageState::Loading(slot));
                 }
-                Answer::Load(Load { fault, pages })
+                Answer::Load(Load { fault: *fault, pages })
             }
         }
     }
@@ -347,11 +354,12 @@ impl Pager {
             space.account().counters().pgmajfault.fetch_add(1, Relaxed);
             space.account().counters().readahead.fetch_add(filled as u64 - 1, Relaxed);
         }
-        count_stall(space, fault);
+        answered(space, &mut state, fault);
     }
 }
 
-fn count_stall(space: &Space, fault: Fault) {
+fn answered(space: &Space, state: &mut State, fault: Fault) {
+    space.go_on(state, &fault);
     space.account().counters().stall_usec.fetch_add(fault.since.elapsed().as_micros() as u64, Relaxed);
 }
 

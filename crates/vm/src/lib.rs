@@ -5,6 +5,7 @@
 //! | [`pager`] | all address spaces: how they come and go |
 //! | `evict` | the way of a page out |
 //! | `fault` | the way of a page back; events |
+//! | `release` | the way of all pages back |
 //! | [`space`] | what is known of one address space |
 //! | `table` | where each evicted page is |
 //! | `epoch` | the order of events |
@@ -18,6 +19,7 @@ pub mod pager;
 
 mod evict;
 mod fault;
+mod release;
 
 pub mod space;
 mod table;

@@ -19,7 +19,7 @@ use std::collections::HashMap;
 use std::io;
 use std::os::fd::AsRawFd;
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicBool, AtomicU64};
 
 use parking_lot::Mutex;
 use uzswap_engine::{Group, Home, PAGE_SIZE, Page, Zswap};
@@ -42,6 +42,10 @@ pub trait Account: Send + Sync {
     fn group(&self) -> Group;
     /// What happens to its pages is counted here.
     fn counters(&self) -> &Counters;
+    /// A thread of the address space waits for a page that was taken from it, or for the limit, and none did before.
+    fn stall(&self);
+    /// The last thread that did so goes on. Told to whom the beginning was told.
+    fn go_on(&self);
 }
 
 /// What the pager needs from whoever runs it.
@@ -91,6 +95,7 @@ pub struct Pager {
     epoll: Epoll,
     registry: Mutex<Registry>,
     several_nodes: bool,
+    pub(crate) evicting: AtomicBool,
 }
 
 #[derive(Default)]
@@ -112,7 +117,7 @@ impl Pager {
     pub fn new(engine: Arc<Zswap>, host: Arc<dyn Host>) -> io::Result<Pager> {
         let epoll = Epoll::new()?;
         let several_nodes = process::memory_nodes() > 1;
-        Ok(Pager { engine, host, epoll, registry: Mutex::default(), several_nodes })
+        Ok(Pager { engine, host, epoll, registry: Mutex::default(), several_nodes, evicting: AtomicBool::new(true) })
     }
 
     /// Every address space.
@@ -169,13 +174,17 @@ impl Pager {
         loop {
             self.drain(space, &mut state);
             let mut lost = state.registered.clone();
+            let mut settled = true;
             for mapping in layout::all(pid)? {
-                if space.uffd.probe(mapping.start) == Probe::Registered {
-                    lost.remove(mapping);
+                match space.uffd.probe(mapping.start) {
+                    Probe::Registered => lost.remove(mapping),
+                    // An event that was read is over only when the thread that waited for that has run.
+                    Probe::Changing => settled = false,
+                    Probe::NotRegistered | Probe::Gone => {}
                 }
             }
             // The child runs meanwhile. What it changed after its events were read shows here.
-            if space.uffd.probe(PAGE) != Probe::Changing {
+            if settled && space.uffd.probe(PAGE) != Probe::Changing {
                 lost.iter().for_each(|range| state.forget(&self.engine, range));
                 break;
             }
@@ -222,16 +231,22 @@ impl Pager {
         let _ = self.epoll.rearm(space.as_raw_fd(), space.id);
     }
 
-    /// Forgets address spaces that no process uses any more; gives their numbers.
+    /// Forgets address spaces that no process uses any more; tells whether there are others that soon may be so.
     ///
     /// A userfaultfd is closed only then: were it closed earlier, evicted pages would read as zeros.
-    pub fn reap(&self) -> Vec<u64> {
-        let mut dead = Vec::new();
+    pub fn reap(&self) -> bool {
+        let (mut dead, mut more) = (Vec::new(), false);
         for space in self.spaces() {
             let mut state = space.lock();
-            if state.worker.is_none() && space.uffd.probe(PAGE) == Probe::Gone {
+            if state.worker.is_some() {
+                continue;
+            }
+            if space.uffd.probe(PAGE) == Probe::Gone {
                 state.release(&self.engine);
+                space.forget_stalls(&mut state);
                 dead.push(space.id);
+            } else {
+                more = true;
             }
         }
         if !dead.is_empty() {
@@ -243,7 +258,7 @@ impl Pager {
                 registry.beacons.retain(|_, space| space != id);
             }
         }
-        dead
+        more
     }
 
     /// The group that pays for staged pages, and the node that the memory of each is on. Should the group be removed before

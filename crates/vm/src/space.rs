@@ -94,6 +94,8 @@ pub(crate) struct Fault {
     pub write: bool,
     pub tid: u32,
     pub since: Instant,
+    /// It was found to wait for memory, and is among `State::stalled`.
+    pub stalls: bool,
 }
 
 /// What a worker has been asked for and not yet answered.
@@ -147,6 +149,10 @@ pub(crate) struct State {
     pub epoch: u64,
     /// Faults read but not answered: they wait for memory, or for the layout to settle.
     pub waiting: Vec<Fault>,
+    /// The threads that wait for memory: for a page that was taken from them, or for the limit.
+    pub stalled: Vec<u32>,
+    /// Whom this was told.
+    pub stall_told: Option<Arc<dyn Account>>,
     pub readahead: Readahead,
     /// Where reclaim goes on.
     pub hand: u64,
@@ -170,6 +176,49 @@ impl Space {
     /// Makes another pay. What is stored stays charged to whom it was stored for.
     pub fn charge_to(&self, account: Arc<dyn Account>) {
         *self.account.write() = account;
+    }
+
+    /// A fault is found to wait for memory.
+    pub(crate) fn stall(&self, state: &mut State, fault: &mut Fault) {
+        if !std::mem::replace(&mut fault.stalls, true) {
+            state.stalled.push(fault.tid);
+            self.tell_stall(state);
+        }
+    }
+
+    /// A fault is answered.
+    pub(crate) fn go_on(&self, state: &mut State, fault: &Fault) {
+        if fault.stalls
+            && let Some(place) = state.stalled.iter().position(|tid| *tid == fault.tid)
+        {
+            state.stalled.swap_remove(place);
+            self.tell_stall(state);
+        }
+    }
+
+    /// Nobody is left who could go on.
+    pub(crate) fn forget_stalls(&self, state: &mut State) {
+        state.stalled.clear();
+        self.tell_stall(state);
+    }
+
+    /// Tells the account whether anybody stalls. Whoever was told of the beginning is told of the end, though another may pay by
+    /// then.
+    fn tell_stall(&self, state: &mut State) {
+        let account = if state.stalled.is_empty() { None } else { Some(self.account()) };
+        let told = state.stall_told.as_ref();
+        if told.map(Arc::as_ptr).map(<*const _>::cast::<()>) == account.as_ref().map(Arc::as_ptr).map(<*const _>::cast)
+        {
+            return;
+        }
+        account.iter().for_each(|account| account.stall());
+        let before = std::mem::replace(&mut state.stall_told, account);
+        before.iter().for_each(|account| account.go_on());
+    }
+
+    /// The threads that wait for memory at this moment, by their numbers as the program knows them.
+    pub fn stalled(&self) -> Vec<u32> {
+        self.lock().stalled.clone()
     }
 
     pub(crate) fn lock(&self) -> MutexGuard<'_, State> {

@@ -291,3 +291,60 @@ fn the_ring_never_gives_a_run_that_wraps() {
     assert_eq!(staging.reserve(1).1, 0);
     assert_eq!(staging.oldest_run(usize::MAX), STAGING_PAGES - 100);
 }
+
+/// Counts the stalls that it is told of, begun and ended.
+#[derive(Default)]
+struct Told {
+    counters: crate::pager::Counters,
+    begun: AtomicUsize,
+    ended: AtomicUsize,
+}
+
+impl Account for Told {
+    fn admit(&self, _: u64) -> bool {
+        true
+    }
+
+    fn group(&self) -> uzswap_engine::Group {
+        uzswap_engine::Group::ROOT
+    }
+
+    fn counters(&self) -> &crate::pager::Counters {
+        &self.counters
+    }
+
+    fn stall(&self) {
+        self.begun.fetch_add(1, Relaxed);
+    }
+
+    fn go_on(&self) {
+        self.ended.fetch_add(1, Relaxed);
+    }
+}
+
+#[test]
+fn a_stall_is_ended_with_whom_it_was_begun_with() {
+    let [one, two] = [(), ()].map(|()| Arc::new(Told::default()));
+    let file = std::fs::File::open("/dev/null").unwrap();
+    let space = Space::new(1, std::os::fd::OwnedFd::from(file).into(), State::default(), one.clone());
+    let told = || [&one, &two].map(|told| (told.begun.load(Relaxed), told.ended.load(Relaxed)));
+    let fault = |tid| Fault { page: 0, write: false, tid, since: Instant::now(), stalls: false };
+    let (mut a, mut b, other) = (fault(7), fault(8), fault(7));
+    let state = &mut *space.lock();
+    space.stall(state, &mut a);
+    space.stall(state, &mut a);
+    space.stall(state, &mut b);
+    assert_eq!((told(), &state.stalled), ([(1, 0), (0, 0)], &vec![7, 8]));
+    space.go_on(state, &other);
+    space.go_on(state, &a);
+    assert_eq!((told(), &state.stalled), ([(1, 0), (0, 0)], &vec![8]), "one waits still");
+    // Another pays from now on: it is told at the next change.
+    space.charge_to(two.clone());
+    a.stalls = false;
+    space.stall(state, &mut a);
+    assert_eq!(told(), [(1, 1), (1, 0)]);
+    space.forget_stalls(state);
+    assert_eq!(told(), [(1, 1), (1, 1)]);
+    space.go_on(state, &a);
+    assert_eq!(told(), [(1, 1), (1, 1)], "it is gone");
+}

@@ -4,15 +4,15 @@
 //! group, or the order of a folio. A file without a function for reading cannot be read, and so with writing.
 
 use super::error::Error;
-use super::machine::{Figures, GroupId, Limit, Machine, Parameter};
+use super::machine::{Figures, GroupId, Limit, Machine, Parameter, Writer};
 use super::values::*;
 use uzswap_engine::{Compressor, Counters, FolioCounters, Zpool};
 
 /// Gives the text of a file.
 type Read<D> = fn(&dyn Machine, D) -> Result<String, Error>;
 
-/// Takes a value, from the process with the number given last.
-type Write<D> = fn(&dyn Machine, D, &str, i32) -> Result<(), Error>;
+/// Takes a value, from whom is given last.
+type Write<D> = fn(&dyn Machine, D, &str, Writer) -> Result<(), Error>;
 
 /// A control file of directories that a `D` tells apart.
 pub struct File<D: 'static> {
@@ -30,8 +30,8 @@ pub trait Open {
     fn rights(&self) -> (bool, bool);
     /// Reads it.
     fn read(&self, machine: &dyn Machine) -> Result<String, Error>;
-    /// Writes it, for process `writer`.
-    fn write(&self, machine: &dyn Machine, value: &str, writer: i32) -> Result<(), Error>;
+    /// Writes it, for `writer`.
+    fn write(&self, machine: &dyn Machine, value: &str, writer: Writer) -> Result<(), Error>;
 }
 
 impl<D: Copy> Open for (&'static File<D>, D) {
@@ -43,7 +43,7 @@ impl<D: Copy> Open for (&'static File<D>, D) {
         self.0.read.ok_or(Error::Access)?(machine, self.1)
     }
 
-    fn write(&self, machine: &dyn Machine, value: &str, writer: i32) -> Result<(), Error> {
+    fn write(&self, machine: &dyn Machine, value: &str, writer: Writer) -> Result<(), Error> {
         self.0.write.ok_or(Error::Access)?(machine, self.1, value, writer)
     }
 }
@@ -108,9 +108,16 @@ pub static GROUP: &[File<GroupId>] = &[
     both(
         "cgroup.procs",
         |machine, group| Ok(machine.processes(group)?.into_iter().map(line).collect()),
-        |machine, group, value, writer| match pid(value)? {
-            0 => machine.move_process(writer, group),
-            pid => machine.move_process(pid, group),
+        |machine, group, value, writer| {
+            let pid = match pid(value)? {
+                0 => writer.pid,
+                pid => pid,
+            };
+            // What it leaves must be his as well: else nobody could be kept in a group.
+            if !is_operator(machine, writer)? {
+                may_change(machine, machine.group_of(pid)?, writer)?;
+            }
+            machine.move_process(pid, group)
         },
     ),
     both("cgroup.subtree_control", |_, _| Ok(line("memory")), |_, _, value, _| control_subtree(value)),
@@ -247,6 +254,16 @@ fn stat(figures: &Figures) -> String {
         ("thp_swpout", figures.thp_swpout),
         ("thp_swpout_fallback", figures.thp_swpout_fallback),
     ])
+}
+
+/// Whether somebody may change a group: its owner, the manager's own user, and root.
+pub fn may_change(machine: &dyn Machine, group: GroupId, writer: Writer) -> Result<(), Error> {
+    if is_operator(machine, writer)? || machine.owner(group)? == writer.uid { Ok(()) } else { Err(Error::Access) }
+}
+
+/// Whether somebody may change everything.
+pub fn is_operator(machine: &dyn Machine, writer: Writer) -> Result<bool, Error> {
+    Ok(writer.uid == 0 || writer.uid == machine.owner(GroupId::ROOT)?)
 }
 
 fn no_choice<T: std::fmt::Display>(all: &[T]) -> Error {

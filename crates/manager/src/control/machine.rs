@@ -16,6 +16,15 @@ impl GroupId {
     pub const ROOT: GroupId = GroupId(0);
 }
 
+/// Who changes something.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Writer {
+    /// The process.
+    pub pid: i32,
+    /// Its user.
+    pub uid: u32,
+}
+
 /// What a group can be limited in, or be protected by.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Limit {
@@ -147,10 +156,12 @@ pub trait Machine {
     fn find(&self, parent: GroupId, name: &str) -> Option<GroupId>;
     /// The names of a group's children.
     fn children(&self, group: GroupId) -> Result<Vec<String>, Error>;
-    /// Makes a group. [`Error::Exists`] if the name is taken.
-    fn create(&self, parent: GroupId, name: &str) -> Result<GroupId, Error>;
+    /// Makes a group, which is then `owner`'s. [`Error::Exists`] if the name is taken.
+    fn create(&self, parent: GroupId, name: &str, owner: u32) -> Result<GroupId, Error>;
     /// Removes a group. [`Error::Busy`] if it has processes or children.
     fn remove(&self, group: GroupId) -> Result<(), Error>;
+    /// The user whose group it is; the root is the manager's own.
+    fn owner(&self, group: GroupId) -> Result<u32, Error>;
 
     /// A limit in bytes; none is `max`.
     fn limit(&self, group: GroupId, limit: Limit) -> Result<Option<u64>, Error>;
@@ -163,6 +174,8 @@ pub trait Machine {
 
     /// The processes of a group, without those of its children.
     fn processes(&self, group: GroupId) -> Result<Vec<i32>, Error>;
+    /// The group that a process is in. [`Error::NoProcess`] if there is none of this number.
+    fn group_of(&self, pid: i32) -> Result<GroupId, Error>;
     /// Moves a process. [`Error::NoProcess`] if there is none of this number.
     fn move_process(&self, pid: i32, group: GroupId) -> Result<(), Error>;
     /// Whether the group is frozen.
@@ -173,6 +186,8 @@ pub trait Machine {
     fn kill(&self, group: GroupId) -> Result<(), Error>;
     /// Reclaims so many bytes; tells whether it was that much.
     fn reclaim(&self, group: GroupId, bytes: u64) -> Result<bool, Error>;
+    /// All that is counted of a group, as JSON.
+    fn stats(&self, group: GroupId) -> Result<String, Error>;
     /// What is counted.
     fn figures(&self, group: GroupId) -> Result<Figures, Error>;
 

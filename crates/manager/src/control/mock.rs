@@ -33,6 +33,7 @@ pub struct State {
 pub struct Group {
     parent: Option<GroupId>,
     name: String,
+    owner: u32,
     limits: Vec<(Limit, Option<u64>)>,
     writeback: bool,
     pub processes: BTreeSet<i32>,
@@ -80,14 +81,15 @@ impl Machine for Mock {
         Ok(state.groups.values().filter(|child| child.parent == Some(group)).map(|child| child.name.clone()).collect())
     }
 
-    fn create(&self, parent: GroupId, name: &str) -> Result<GroupId, Error> {
+    fn create(&self, parent: GroupId, name: &str, owner: u32) -> Result<GroupId, Error> {
         if self.find(parent, name).is_some() {
             return Err(Error::Exists);
         }
         let mut state = self.0.write();
         let id = GroupId(state.next);
         state.next += 1;
-        let group = Group { parent: Some(parent), name: name.to_owned(), writeback: true, ..Group::default() };
+        let name = name.to_owned();
+        let group = Group { parent: Some(parent), name, owner, writeback: true, ..Group::default() };
         state.groups.insert(id, group);
         Ok(id)
     }
@@ -98,6 +100,10 @@ impl Machine for Mock {
         }
         self.0.write().groups.remove(&group);
         Ok(())
+    }
+
+    fn owner(&self, group: GroupId) -> Result<u32, Error> {
+        self.with(group, |group| group.owner)
     }
 
     fn limit(&self, group: GroupId, limit: Limit) -> Result<Option<u64>, Error> {
@@ -120,6 +126,11 @@ impl Machine for Mock {
 
     fn processes(&self, group: GroupId) -> Result<Vec<i32>, Error> {
         self.with(group, |group| group.processes.iter().copied().collect())
+    }
+
+    fn group_of(&self, pid: i32) -> Result<GroupId, Error> {
+        let state = self.0.read();
+        state.groups.iter().find(|(_, group)| group.processes.contains(&pid)).map(|(&id, _)| id).ok_or(Error::NoProcess)
     }
 
     fn move_process(&self, pid: i32, group: GroupId) -> Result<(), Error> {
@@ -153,6 +164,10 @@ impl Machine for Mock {
         let enough = state.reclaimable >= bytes;
         state.reclaimable = state.reclaimable.saturating_sub(bytes);
         Ok(enough)
+    }
+
+    fn stats(&self, group: GroupId) -> Result<String, Error> {
+        self.with(group, |_| "{}".to_owned())
     }
 
     fn figures(&self, group: GroupId) -> Result<Figures, Error> {

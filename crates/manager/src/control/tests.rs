@@ -7,7 +7,8 @@ use super::machine::{Pressure, Stall};
 use super::mock::Mock;
 use super::*;
 
-const WRITER: i32 = 101;
+/// A process of the manager's own user.
+const WRITER: Writer = Writer { pid: 101, uid: 0 };
 
 fn write(tree: &Tree<'_>, path: &str, value: &str) -> Result<(), Error> {
     tree.write(path, value.as_bytes(), WRITER)
@@ -38,9 +39,9 @@ fn the_layout() {
     for path in ["/", "//", ".", "/./"] {
         assert_eq!(tree.list(path).unwrap(), top, "{path}");
     }
-    tree.make("cgroup/b").unwrap();
-    tree.make("/cgroup/a/").unwrap();
-    tree.make("cgroup//a/./deep").unwrap();
+    tree.make("cgroup/b", WRITER).unwrap();
+    tree.make("/cgroup/a/", WRITER).unwrap();
+    tree.make("cgroup//a/./deep", WRITER).unwrap();
     let group = tree.list("cgroup").unwrap();
     assert_eq!(names(&group)[group.len() - 2..], ["a", "b"]);
     let files = names(&group)[..group.len() - 2].to_vec();
@@ -55,7 +56,7 @@ fn every_file_is_what_the_list_says() {
     let mock = Mock::new();
     let tree = Tree(&mock);
     mock.0.write().figures = full_figures();
-    tree.make("cgroup/a").unwrap();
+    tree.make("cgroup/a", WRITER).unwrap();
     let paths = all(&tree, "");
     assert_eq!(paths.len(), 11 + 2 * 24 + 1 + 6 + 12 + 8 * 8);
     for (path, kind) in paths {
@@ -75,8 +76,8 @@ fn every_file_is_what_the_list_says() {
         let refused = matches!(written, Err(Error::Invalid | Error::NoChoice(_)));
         assert!(if writable { refused } else { written == Err(Error::Access) }, "{path}: {written:?}");
         assert_eq!(tree.list(&path), Err(Error::NotDirectory), "{path}");
-        assert_eq!(tree.make(&path), Err(Error::Exists), "{path}");
-        assert_eq!(tree.remove(&path), Err(Error::NotDirectory), "{path}");
+        assert_eq!(tree.make(&path, WRITER), Err(Error::Exists), "{path}");
+        assert_eq!(tree.remove(&path, WRITER), Err(Error::NotDirectory), "{path}");
         for below in [format!("{path}/x"), format!("{path}/"), format!("{path}/.")] {
             assert_eq!(tree.read(&below), Err(Error::NotDirectory), "{below}");
         }
@@ -88,7 +89,7 @@ fn every_file_is_what_the_list_says() {
 fn values_read_back() {
     let mock = Mock::new();
     let tree = Tree(&mock);
-    tree.make("cgroup/a").unwrap();
+    tree.make("cgroup/a", WRITER).unwrap();
     for group in ["cgroup", "cgroup/a"] {
         for limit in ["memory.max", "memory.high", "memory.low", "memory.min", "memory.swap.max", "memory.zswap.max"] {
             let path = format!("{group}/{limit}");
@@ -162,7 +163,8 @@ fn full_figures() -> Figures {
             swpin_zero: 28,
             swpout_zero: 29,
             zswap_max_hit: 30,
-            ..GroupCounters::default()
+            swap_max: 31,
+            swap_fail: 32,
         },
         anon: 40,
         anon_by_node: Some(vec![30, 10]),
@@ -275,9 +277,9 @@ fn counters_stand_under_their_names() {
 fn groups_come_and_go() {
     let mock = Mock::new();
     let tree = Tree(&mock);
-    tree.make("cgroup/a").unwrap();
-    tree.make("cgroup/a/b").unwrap();
-    assert_eq!(tree.make("cgroup/a"), Err(Error::Exists));
+    tree.make("cgroup/a", WRITER).unwrap();
+    tree.make("cgroup/a/b", WRITER).unwrap();
+    assert_eq!(tree.make("cgroup/a", WRITER), Err(Error::Exists));
     assert_eq!(tree.read("cgroup/a/cgroup.events").unwrap(), "populated 0\nfrozen 0\n");
     write(&tree, "cgroup/a/b/cgroup.procs", "100\n").unwrap();
     write(&tree, "cgroup/a/b/cgroup.procs", "0").unwrap();
@@ -286,14 +288,42 @@ fn groups_come_and_go() {
     for group in ["cgroup", "cgroup/a", "cgroup/a/b"] {
         assert_eq!(tree.read(&format!("{group}/cgroup.events")).unwrap(), "populated 1\nfrozen 0\n", "by a descendant");
     }
-    assert_eq!(tree.remove("cgroup/a"), Err(Error::Busy), "it has a child");
-    assert_eq!(tree.remove("cgroup/a/b"), Err(Error::Busy), "it has processes");
+    assert_eq!(tree.remove("cgroup/a", WRITER), Err(Error::Busy), "it has a child");
+    assert_eq!(tree.remove("cgroup/a/b", WRITER), Err(Error::Busy), "it has processes");
     write(&tree, "cgroup/a/b/cgroup.kill", "1").unwrap();
     assert_eq!(mock.0.read().done, ["kill 2"]);
-    tree.remove("cgroup/a/b").unwrap();
-    tree.remove("cgroup/a/").unwrap();
+    tree.remove("cgroup/a/b", WRITER).unwrap();
+    tree.remove("cgroup/a/", WRITER).unwrap();
     assert_eq!(tree.look("cgroup/a"), Err(Error::NotFound));
-    assert_eq!(tree.remove("cgroup/a"), Err(Error::NotFound));
+    assert_eq!(tree.remove("cgroup/a", WRITER), Err(Error::NotFound));
+}
+
+#[test]
+fn a_user_changes_only_what_is_his() {
+    let mock = Mock::new();
+    let tree = Tree(&mock);
+    let [me, you] = [(100, 7), (101, 8)].map(|(pid, uid)| Writer { pid, uid });
+    tree.make("cgroup/mine", me).unwrap();
+    tree.make("cgroup/mine/deep", me).unwrap();
+    for (path, value) in [("cgroup/mine/memory.max", "1M"), ("cgroup/mine/deep/memory.zswap.writeback", "0")] {
+        assert_eq!(tree.write(path, value.as_bytes(), me), Ok(()), "{path}");
+        assert_eq!(tree.write(path, value.as_bytes(), you), Err(Error::Access), "{path}");
+        assert_eq!(tree.write(path, value.as_bytes(), WRITER), Ok(()), "root may all");
+        assert!(tree.read(path).is_ok());
+    }
+    for path in ["cgroup/memory.max", "parameters/compressor", "hugepages-64kB/swapin_enabled"] {
+        assert_eq!(tree.write(path, b"1", me), Err(Error::Access), "{path}");
+    }
+    assert_eq!(tree.make("cgroup/mine/yours", you), Err(Error::Access));
+    assert_eq!(tree.remove("cgroup/mine/deep", you), Err(Error::Access));
+    // Both processes are in the root.
+    assert_eq!(tree.write("cgroup/mine/cgroup.procs", b"0", me), Err(Error::Access));
+    assert_eq!(tree.write("cgroup/mine/cgroup.procs", b"100", WRITER), Ok(()));
+    assert_eq!(tree.write("cgroup/mine/deep/cgroup.procs", b"0", me), Ok(()));
+    assert_eq!(tree.write("cgroup/cgroup.procs", b"0", me), Err(Error::Access));
+    tree.make("cgroup/yours", you).unwrap();
+    assert_eq!(tree.write("cgroup/yours/cgroup.procs", b"100", you), Err(Error::Access));
+    assert_eq!(tree.remove("cgroup/yours", you), Ok(()));
 }
 
 #[test]
@@ -313,7 +343,7 @@ fn what_is_refused_and_why() {
         assert_eq!(tree.read(path), Err(Error::NotFound), "{path}");
         assert_eq!(write(&tree, path, "1"), Err(Error::NotFound), "{path}");
         assert_eq!(tree.list(path), Err(Error::NotFound), "{path}");
-        assert_eq!(tree.remove(path), Err(Error::NotFound), "{path}");
+        assert_eq!(tree.remove(path, WRITER), Err(Error::NotFound), "{path}");
     }
     for (path, error) in [
         ("", Error::Exists),
@@ -326,19 +356,19 @@ fn what_is_refused_and_why() {
         ("cgroup/two\nlines", Error::Invalid),
         ("cgroup/zero\0", Error::Invalid),
     ] {
-        assert_eq!(tree.make(path), Err(error), "{path:?}");
+        assert_eq!(tree.make(path, WRITER), Err(error), "{path:?}");
     }
     for path in ["x", "parameters/x", "debug/x", "hugepages-16kB/x", "hugepages-16kB/stats/x"] {
-        assert_eq!(tree.make(path).unwrap_err().number(), libc::EPERM, "{path}");
+        assert_eq!(tree.make(path, WRITER).unwrap_err().number(), libc::EPERM, "{path}");
     }
     for path in ["", "parameters", "debug", "hugepages-16kB", "hugepages-16kB/stats"] {
-        assert_eq!(tree.remove(path).unwrap_err().number(), libc::EPERM, "{path}");
+        assert_eq!(tree.remove(path, WRITER).unwrap_err().number(), libc::EPERM, "{path}");
     }
-    assert_eq!(tree.remove("cgroup"), Err(Error::Busy));
+    assert_eq!(tree.remove("cgroup", WRITER), Err(Error::Busy));
     let (name, path) = ("n".repeat(256), "/".repeat(4097));
-    assert_eq!(tree.make(&format!("cgroup/{name}")), Err(Error::NameTooLong));
+    assert_eq!(tree.make(&format!("cgroup/{name}"), WRITER), Err(Error::NameTooLong));
     assert_eq!(tree.read(&format!("cgroup/{name}")), Err(Error::NameTooLong));
-    assert_eq!((tree.list(&path), tree.make(&path)), (Err(Error::NameTooLong), Err(Error::NameTooLong)));
+    assert_eq!((tree.list(&path), tree.make(&path, WRITER)), (Err(Error::NameTooLong), Err(Error::NameTooLong)));
     assert_eq!(tree.write("cgroup/memory.max", &[b' '; 4097], WRITER), Err(Error::TooLong));
     assert_eq!(tree.write("cgroup/memory.max", b"\xff", WRITER), Err(Error::Invalid));
     for (value, error) in
@@ -401,15 +431,16 @@ fn value() -> impl Strategy<Value = Vec<u8>> {
 
 proptest! {
     #[test]
-    fn nothing_panics(steps in prop::collection::vec((0..6, path(), value(), any::<i32>()), 1..20)) {
+    fn nothing_panics(steps in prop::collection::vec((0..6, path(), value(), any::<i32>(), any::<bool>()), 1..20)) {
         let mock = Mock::new();
         let tree = Tree(&mock);
-        for (what, path, value, writer) in steps {
+        for (what, path, value, pid, operates) in steps {
+            let writer = Writer { pid, uid: u32::from(!operates) };
             let wrong = match what {
                 0 => tree.read(&path).map(drop),
                 1 => tree.list(&path).map(drop),
-                2 => tree.make(&path),
-                3 => tree.remove(&path),
+                2 => tree.make(&path, writer),
+                3 => tree.remove(&path, writer),
                 4 => tree.look(&path).map(drop),
                 _ => tree.write(&path, &value, writer),
             };

@@ -105,6 +105,12 @@ impl Mapping {
         Ok(Mapping { address: address.cast(), len })
     }
 
+    /// No child shares its pages: one that another thread forks meanwhile would keep them from being moved (`EBUSY`).
+    fn keep_from_children(&self) -> io::Result<()> {
+        // SAFETY: the advice is about a mapping that is ours, and changes nothing in this process.
+        check(unsafe { libc::madvise(self.address.cast(), self.len, libc::MADV_DONTFORK) }.into()).map(|_| ())
+    }
+
     fn fill(&mut self, page: usize, byte: u8) {
         assert!((page + 1) * PAGE <= self.len);
         // SAFETY: the page is inside the mapping, which is ours and writable.
@@ -175,6 +181,7 @@ impl UserFault {
     pub(super) fn try_move(&self) -> io::Result<()> {
         self.enable(MOVE)?;
         let (mut from, to) = (Mapping::new(1)?, Mapping::new(1)?);
+        from.keep_from_children()?;
         from.fill(0, 0x5a);
         self.register(&from)?;
         self.register(&to)?;

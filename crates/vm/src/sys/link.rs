@@ -8,6 +8,7 @@
 use std::io;
 use std::mem::{size_of, size_of_val, zeroed};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::unix::net::UnixListener;
 use std::time::Duration;
 
 use uzswap_proto::{Job, MAX_WORDS};
@@ -33,9 +34,9 @@ impl AsRawFd for Link {
 }
 
 impl Listener {
-    /// Listens on the abstract socket of `job`.
-    pub fn bind(job: Job) -> io::Result<Listener> {
-        let name = job.socket_name();
+    /// Listens on the abstract socket of the jobs of that name.
+    pub fn bind_name(name: u64) -> io::Result<Listener> {
+        let name = Job { name, token: 0 }.socket_name();
         // SAFETY: no pointers; the descriptor is fresh.
         let socket = unsafe {
             let kind = libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
@@ -68,6 +69,25 @@ impl Listener {
             Err(error) => Err(error),
         }
     }
+}
+
+/// The socket under a descriptor that this process was started with, if it is one that listens for streams by a name.
+pub fn inherited_listener(descriptor: RawFd) -> io::Result<UnixListener> {
+    // SAFETY: no pointers; the copy is fresh.
+    let copy = unsafe { OwnedFd::from_raw_fd(super::check(libc::fcntl(descriptor, libc::F_DUPFD_CLOEXEC, 3))?) };
+    let is = |option, wanted| {
+        let mut found: libc::c_int = 0;
+        let mut len = size_of_val(&found) as libc::socklen_t;
+        let to = (&raw mut found).cast();
+        // SAFETY: the kernel fills a number, as far as `len` allows.
+        let got = unsafe { libc::getsockopt(copy.as_raw_fd(), libc::SOL_SOCKET, option, to, &raw mut len) };
+        got == 0 && found == wanted
+    };
+    let kind = [(libc::SO_DOMAIN, libc::AF_UNIX), (libc::SO_TYPE, libc::SOCK_STREAM), (libc::SO_ACCEPTCONN, 1)];
+    if !kind.into_iter().all(|(option, wanted)| is(option, wanted)) {
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, "not a unix socket that listens for streams"));
+    }
+    Ok(UnixListener::from(copy))
 }
 
 /// Who connected to a unix socket.

@@ -35,3 +35,10 @@ pub fn raise_descriptor_limit() {
         }
     }
 }
+
+/// Bytes that programs could have without anything being reclaimed from them.
+pub fn available() -> Option<u64> {
+    let text = std::fs::read_to_string("/proc/meminfo").ok()?;
+    let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
+    Some(line.split_ascii_whitespace().next()?.parse::<u64>().ok()? << 10)
+}

@@ -6,6 +6,7 @@
 
 pub mod arena;
 pub mod epoll;
+pub mod faults;
 pub mod file;
 pub mod job;
 pub mod link;

@@ -77,6 +77,26 @@ impl Kinship {
     }
 }
 
+/// The children of process `pid`, of all its threads.
+pub fn children(pid: i32) -> Vec<i32> {
+    let Ok(threads) = std::fs::read_dir(format!("/proc/{pid}/task")) else { return Vec::new() };
+    let lists = threads.flatten().filter_map(|thread| std::fs::read_to_string(thread.path().join("children")).ok());
+    lists
+        .flat_map(|list| list.split_ascii_whitespace().filter_map(|pid| pid.parse().ok()).collect::<Vec<_>>())
+        .collect()
+}
+
+/// Whether a thread of process `pid`, other than these, runs or is ready to.
+pub fn runs_besides(pid: i32, others: &[u32]) -> bool {
+    let Ok(threads) = std::fs::read_dir(format!("/proc/{pid}/task")) else { return false };
+    let ids = threads.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok());
+    ids.filter(|id| !others.contains(id)).any(|id: u32| {
+        let text = std::fs::read_to_string(format!("/proc/{pid}/task/{id}/stat")).unwrap_or_default();
+        // The name before may hold anything.
+        text.rsplit_once(')').is_some_and(|(_, rest)| rest.trim_start().starts_with('R'))
+    })
+}
+
 /// A handle on a process that is not fooled by its number being used again.
 #[derive(Debug)]
 pub struct PidFd(OwnedFd);
@@ -220,6 +240,19 @@ impl Pagemap {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn who_runs_is_told_from_who_sleeps() {
+        let pid = std::process::id() as i32;
+        let own = Kinship::of(pid).map(|_| std::fs::read_link("/proc/thread-self").unwrap());
+        let id: u32 = own.unwrap().file_name().unwrap().to_str().unwrap().parse().unwrap();
+        assert!(runs_besides(pid, &[]), "we do");
+        let mut sleeper = std::process::Command::new("sleep").arg("100").spawn().unwrap();
+        std::thread::sleep(std::time::Duration::from_millis(100));
+        assert!(!runs_besides(sleeper.id() as i32, &[]));
+        sleeper.kill().and_then(|()| sleeper.wait()).unwrap();
+        assert!(!runs_besides(sleeper.id() as i32, &[id]), "it is gone");
+    }
 
     #[test]
     fn the_kernel_tells_the_node_of_a_page_that_is_there() {

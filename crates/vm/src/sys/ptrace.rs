@@ -13,6 +13,8 @@ use std::cmp::Reverse;
 use std::collections::HashSet;
 use std::io;
 use std::marker::PhantomData;
+use std::os::unix::fs::MetadataExt;
+use std::time::Duration;
 
 /// How often to look for threads that were started meanwhile.
 const PASSES: usize = 3;
@@ -36,11 +38,20 @@ impl Held {
     /// Holds those that run now, too.
     pub fn hold_more(&mut self, pid: i32) {
         for _ in 0..PASSES {
+            if self.threads.len() == threads(pid) {
+                break;
+            }
             let before = self.threads.len();
             if self.seize_runners(pid).is_err() || self.threads.len() == before {
                 break;
             }
         }
+    }
+
+    /// How long it takes to look through the threads of process `pid`.
+    pub fn takes(pid: i32) -> Duration {
+        const EACH: Duration = Duration::from_micros(8);
+        EACH * threads(pid) as u32
     }
 
     /// Whether nobody is held.
@@ -73,6 +84,12 @@ impl Held {
         }
         Ok(())
     }
+}
+
+/// How many threads a process has.
+fn threads(pid: i32) -> usize {
+    // The links of the directory: one for each, its own and that of its parent.
+    std::fs::metadata(format!("/proc/{pid}/task")).map_or(0, |tasks| (tasks.nlink() as usize).saturating_sub(2))
 }
 
 /// The signal that a held thread is about to take, 0 if none; `None` if it has not stopped yet; an error if it has ended.
@@ -110,14 +127,41 @@ fn runs(pid: i32, id: i32) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::process::{Command, Stdio};
-    use std::time::Duration;
+    use std::process::{Child, Command, Stdio};
 
-    /// The ticks that a process has had.
-    fn ticks(pid: i32) -> u64 {
-        let text = std::fs::read_to_string(format!("/proc/{pid}/stat")).expect("it lives");
-        let (_, rest) = text.rsplit_once(')').expect("a name");
-        rest.split_ascii_whitespace().nth(11).and_then(|field| field.parse().ok()).expect("a number")
+    /// A shell that is gone when the test is over, however that ends.
+    struct Shell(Child);
+
+    impl Shell {
+        fn new(script: &str) -> Shell {
+            let shell = Command::new("sh").args(["-c", script]).stdout(Stdio::piped()).spawn().expect("a shell");
+            std::thread::sleep(Duration::from_millis(100));
+            Shell(shell)
+        }
+
+        fn pid(&self) -> i32 {
+            self.0.id() as i32
+        }
+
+        /// A field of its `stat`, counted from the one after its name.
+        fn field(&self, number: usize) -> String {
+            let text = std::fs::read_to_string(format!("/proc/{}/stat", self.pid())).expect("it lives");
+            let (_, rest) = text.rsplit_once(')').expect("a name");
+            rest.split_ascii_whitespace().nth(number).expect("a field").to_owned()
+        }
+
+        /// The ticks that it has had in the program.
+        fn ticks(&self) -> String {
+            self.field(11)
+        }
+    }
+
+    impl Drop for Shell {
+        fn drop(&mut self) {
+            // It may be gone, and collected, already.
+            let _ = self.0.kill();
+            let _ = self.0.wait();
+        }
     }
 
     fn let_go(mut held: Held) {
@@ -129,41 +173,36 @@ mod tests {
 
     #[test]
     fn a_held_thread_does_not_run_and_then_runs_on() {
-        let child = Command::new("sh")
-            .args(["-c", "trap 'echo heard; exit 7' USR1; while :; do :; done"])
-            .stdout(Stdio::piped())
-            .spawn()
-            .expect("a shell");
-        let pid = child.id() as i32;
-        std::thread::sleep(Duration::from_millis(100));
-        let held = Held::hold(pid);
+        let mut shell = Shell::new("trap 'echo heard; exit 7' USR1; while :; do :; done");
+        let held = Held::hold(shell.pid());
         assert!(!held.is_empty(), "it ran");
-        let before = ticks(pid);
+        while shell.field(0) != "t" {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        let before = shell.ticks();
         std::thread::sleep(Duration::from_millis(100));
-        assert_eq!(ticks(pid), before, "it runs although it is held");
+        assert_eq!(shell.ticks(), before, "it runs although it is held");
         // SAFETY: our own child.
-        assert_eq!(unsafe { libc::kill(pid, libc::SIGUSR1) }, 0);
+        assert_eq!(unsafe { libc::kill(shell.pid(), libc::SIGUSR1) }, 0);
         std::thread::sleep(Duration::from_millis(20));
-        assert_eq!(ticks(pid), before, "a signal lets it go");
+        assert_eq!(shell.ticks(), before, "a signal lets it go");
         let_go(held);
-        let output = child.wait_with_output().expect("our child");
-        assert_eq!((output.status.code(), output.stdout.as_slice()), (Some(7), b"heard\n".as_slice()));
+        assert_eq!(shell.0.wait().expect("our child").code(), Some(7));
+        let said = std::io::read_to_string(shell.0.stdout.take().expect("a pipe")).expect("text");
+        assert_eq!(said, "heard\n");
     }
 
     #[test]
     fn who_sleeps_is_left_alone_and_who_dies_is_forgotten() {
-        let mut child = Command::new("sleep").arg("100").spawn().expect("sleep");
-        std::thread::sleep(Duration::from_millis(50));
-        assert!(Held::hold(child.id() as i32).is_empty());
-        child.kill().and_then(|()| child.wait()).expect("our child");
-        let mut child = Command::new("sh").args(["-c", "while :; do :; done"]).spawn().expect("a shell");
-        std::thread::sleep(Duration::from_millis(50));
-        let held = Held::hold(child.id() as i32);
-        child.kill().expect("our child");
+        let sleeper = Shell::new("exec sleep 100");
+        assert!(Held::hold(sleeper.pid()).is_empty());
+        let mut shell = Shell::new("while :; do :; done");
+        let held = Held::hold(shell.pid());
+        shell.0.kill().expect("our child");
         let_go(held);
         // It is the child of the process that traces it: it has been collected.
-        assert!(child.wait().is_err());
-        assert!(!std::path::Path::new(&format!("/proc/{}", child.id())).exists());
-        assert!(Held::hold(child.id() as i32).is_empty());
+        assert!(shell.0.wait().is_err());
+        assert!(!std::path::Path::new(&format!("/proc/{}", shell.pid())).exists());
+        assert!(Held::hold(shell.pid()).is_empty());
     }
 }

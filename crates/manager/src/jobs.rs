@@ -1,0 +1,167 @@
+//! The jobs of a manager: who began them, where they belong, what they are told.
+//!
+//! 1. `uzswap run` has one job, that of the root group, and ends with it. A daemon has those that have joined it.
+//! 2. A job is known by its token, which only its own processes have; its group is where they begin, and where they fall
+//!    back to.
+//! 3. A job that has joined has a connection (see `front`) that ends with its front, however that ends. A job that is taken off the
+//!    list gets no processes any more: those that still come are killed by their workers.
+
+use std::collections::HashMap;
+use std::io::{self, Read, Write};
+use std::net::Shutdown;
+use std::os::fd::{AsRawFd, RawFd};
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+
+use parking_lot::{Mutex, RwLock};
+use uzswap_proto::Job;
+use uzswap_proto::control::{Answer, BYE, RELEASED};
+use uzswap_vm::sys::link::Peer;
+
+use crate::charge::Charge;
+use crate::strangers::Strangers;
+
+/// A job.
+#[derive(Debug)]
+pub struct Tenant {
+    /// Its name and token.
+    pub job: Job,
+    /// The process that began it, from which all of it descends.
+    pub front_pid: i32,
+    /// The user who did.
+    pub uid: u32,
+    /// Where its processes begin.
+    pub charge: Arc<Charge>,
+    /// It would rather die than have a process that is not managed.
+    pub require: bool,
+    /// Its group goes when it does.
+    pub transient: bool,
+    /// The connection to a front that has joined.
+    link: Option<UnixStream>,
+    /// Whether the warning that something runs unmanaged has been given.
+    pub warned: AtomicBool,
+    /// Its processes that nobody has told us of.
+    pub strangers: Mutex<Strangers>,
+}
+
+/// What a front says, if anything.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Word {
+    /// Nothing yet.
+    None,
+    /// Nothing of the job is left.
+    Bye,
+    /// It is gone without a word.
+    Lost,
+}
+
+impl Tenant {
+    /// The job that `front` has begun, in the group of `charge`; `spared` are processes of ours.
+    pub fn new(job: Job, front: Peer, charge: Arc<Charge>, link: Option<UnixStream>, spared: Vec<i32>) -> Tenant {
+        let Peer { pid: front_pid, uid } = front;
+        let (warned, strangers) = (AtomicBool::new(false), Mutex::new(Strangers::new(spared)));
+        Tenant { job, front_pid, uid, charge, require: false, transient: false, link, warned, strangers }
+    }
+
+    /// Whether what its processes say of themselves may be believed: it has not joined, but is the manager's own job.
+    pub fn is_trusted(&self) -> bool {
+        self.link.is_none()
+    }
+
+    /// The connection to wait on.
+    pub fn link(&self) -> Option<RawFd> {
+        self.link.as_ref().map(AsRawFd::as_raw_fd)
+    }
+
+    /// Tells the user, and the log of a daemon.
+    pub fn tell(&self, text: &str) {
+        let text = format!("uzswap: {text}");
+        eprintln!("{text}");
+        // A front that does not listen does not hear.
+        let _ = self.send(0, &text);
+    }
+
+    /// Tells the front that its job runs on without a manager.
+    pub fn release(&self) -> io::Result<()> {
+        self.send(RELEASED, "")
+    }
+
+    /// Answers the request by which the job joins.
+    pub fn welcome(&self, text: &str) -> io::Result<()> {
+        self.send(0, text)
+    }
+
+    /// The last word, to a front that has said goodbye.
+    pub fn farewell(&self, text: &str) {
+        // It may not have waited.
+        let _ = self.send(0, text);
+        if let Some(link) = &self.link {
+            let _ = link.shutdown(Shutdown::Both);
+        }
+    }
+
+    fn send(&self, kind: u32, text: &str) -> io::Result<()> {
+        let Some(mut link) = self.link.as_ref() else { return Ok(()) };
+        let header = Answer { errno: kind, text: text.len() }.encode().ok_or(io::ErrorKind::InvalidInput)?;
+        link.write_all(&[&header[..], text.as_bytes()].concat())
+    }
+
+    /// Hears the front.
+    pub fn hear(&self) -> Word {
+        let Some(mut link) = self.link.as_ref() else { return Word::None };
+        let mut byte = [0];
+        match link.read(&mut byte) {
+            Ok(1) if byte[0] == BYE => Word::Bye,
+            Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) => Word::None,
+            _ => Word::Lost,
+        }
+    }
+
+    /// Whether the warning that something runs unmanaged is still to be given; from now on it is not.
+    pub fn is_to_be_warned(&self) -> bool {
+        !self.warned.swap(true, Relaxed)
+    }
+}
+
+/// All jobs.
+#[derive(Debug)]
+pub struct Jobs {
+    /// What all their names are.
+    pub name: u64,
+    list: RwLock<HashMap<u64, Arc<Tenant>>>,
+}
+
+impl Jobs {
+    /// No jobs yet, of a manager that listens under this name.
+    pub fn new(name: u64) -> Jobs {
+        Jobs { name, list: RwLock::default() }
+    }
+
+    /// The job of that token.
+    pub fn get(&self, token: u64) -> Option<Arc<Tenant>> {
+        self.list.read().get(&token).cloned()
+    }
+
+    /// Every job.
+    pub fn all(&self) -> Vec<Arc<Tenant>> {
+        self.list.read().values().cloned().collect()
+    }
+
+    /// Takes a job in.
+    pub fn add(&self, tenant: Arc<Tenant>) {
+        self.list.write().insert(tenant.job.token, tenant);
+    }
+
+    /// Takes a job off the list.
+    pub fn remove(&self, token: u64) {
+        self.list.write().remove(&token);
+    }
+
+    /// The job that a process belongs to, by its ancestors.
+    pub fn of_descendant(&self, ancestors: impl Iterator<Item = i32>) -> Option<Arc<Tenant>> {
+        let all = self.all();
+        let mut fronts = ancestors.filter_map(|pid| all.iter().find(|tenant| tenant.front_pid == pid));
+        fronts.next().cloned()
+    }
+}

@@ -1,0 +1,627 @@
+//! The manager's process: its threads and how they begin and end.
+//!
+//! | thread | does |
+//! |---|---|
+//! | control | connections, jobs, ends of processes, statistics, the end |
+//! | faults (4) | [`Pager::serve`] |
+//! | watch, register | [`Watch`] |
+//! | reclaim | [`Reclaimer`] |
+//! | shrink | [`ShrinkWorker`] |
+//! | pressure | [`pressure::listen`] |
+//! | reap | [`Pager::reap`]: what a process leaves behind takes a while to free |
+//! | advice | follows `madvise` hints |
+//! | door | [`Door::serve`], if operators are to be heard |
+//! | stalls | [`stall::run`], with the door |
+//!
+//! No thread that serves faults waits for a program or for reclaim.
+
+use std::collections::HashMap;
+use std::fs::File;
+use std::io::Read;
+use std::os::fd::AsRawFd;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::{Arc, OnceLock, mpsc};
+use std::time::{Duration, Instant};
+
+use uzswap_engine::{Config, Zswap};
+use uzswap_proto::control::Joined;
+use uzswap_proto::{Advice, Advise, Job, kind};
+use uzswap_vm::pager::{Host, Pager};
+use uzswap_vm::sys::arena::Arena;
+use uzswap_vm::sys::epoll::Epoll;
+use uzswap_vm::sys::file::event;
+use uzswap_vm::sys::link::{Link, Listener, Peer};
+use uzswap_vm::sys::process::PidFd;
+use uzswap_vm::sys::{job, memory, thread};
+
+use crate::control::{Error, GroupId, Limit, Machine};
+use crate::door::{Door, Joining, Joins};
+use crate::executioner::{self, Manner};
+use crate::front::Bell;
+use crate::groups::Groups;
+use crate::jobs::{Jobs, Tenant, Word};
+use crate::machine::JobMachine;
+use crate::reclaim::{Reclaimer, Taker};
+use crate::sessions::{Call, Caller, Session, Sessions, range_of};
+use crate::shrink::ShrinkWorker;
+use crate::stats::{Stats, write_whole};
+use crate::swap_file::DiskSwapFile;
+use crate::watch::Watch;
+use crate::{JobConfig, SwapConfig, front, pool_cap, pressure, retire, stall};
+
+/// How often to look whether processes have gone, and if none is about to.
+const REAP_PAUSE: Duration = Duration::from_millis(10);
+const LONG_REAP_PAUSE: Duration = Duration::from_millis(100);
+/// How long until a hint that cannot be followed yet is taken up again.
+const ADVICE_PAUSE: Duration = Duration::from_millis(1);
+
+/// How long a daemon that stops hears those who had begun to come.
+const LAST_CALLS: Duration = Duration::from_millis(200);
+
+/// How many jobs one user can have. Each takes descriptors, of which there is an end.
+const MOST_JOBS: usize = 1024;
+
+/// Threads that serve faults.
+const FAULT_THREADS: usize = 4;
+
+/// Everything the manager is given.
+pub struct Setup {
+    pub config: JobConfig,
+    /// Under which it listens for processes.
+    pub name: u64,
+    pub listener: Listener,
+    pub door: Option<Door>,
+    pub swap: Option<DiskSwapFile>,
+    pub agent: PathBuf,
+    /// The process that stands for it: the front of its job, or a daemon's guard.
+    pub front: PidFd,
+    pub front_pid: i32,
+    pub bell: Bell,
+    pub serves: Serves,
+}
+
+/// Whose manager it is.
+pub enum Serves {
+    /// One job's.
+    Job {
+        job: Job,
+        /// Whether the warning that something runs unmanaged has been given.
+        warned: bool,
+        /// The process that serves the job's control files.
+        server: Option<i32>,
+    },
+    /// That of all jobs that join.
+    All,
+}
+
+/// Becomes the manager; never returns.
+pub fn become_manager(setup: Setup) -> ! {
+    job::become_background("uzswap-manager");
+    let status = run(setup);
+    job::exit_now(status)
+}
+
+/// Runs the manager until its end; gives its exit status.
+fn run(setup: Setup) -> i32 {
+    match Manager::start(setup) {
+        Ok(mut manager) => manager.control(),
+        Err(error) => {
+            eprintln!("uzswap: error: the manager cannot start: {error}");
+            1
+        }
+    }
+}
+
+/// What the pager asks of the manager.
+struct ManagerHost {
+    sessions: OnceLock<Arc<Sessions>>,
+}
+
+impl Host for ManagerHost {
+    fn kill(&self, space: u64, why: &str) {
+        let session = self.sessions.get().and_then(|sessions| sessions.of_space(space));
+        if let Some(session) = session.filter(|session| !session.pidfd.has_ended()) {
+            session.tenant.tell(&format!("error: killed process {}: {why}", session.pid));
+            // It may have ended just now.
+            let _ = session.pidfd.kill(libc::SIGKILL);
+        }
+    }
+}
+
+struct Manager {
+    config: JobConfig,
+    listener: Listener,
+    door: Option<Arc<Door>>,
+    agent: PathBuf,
+    front: PidFd,
+    front_pid: i32,
+    bell: Bell,
+    engine: Arc<Zswap>,
+    pager: Arc<Pager>,
+    jobs: Arc<Jobs>,
+    /// Those who join, if it is a daemon's.
+    joining: Option<Waiting>,
+    sessions: Arc<Sessions>,
+    groups: Arc<Groups>,
+    machine: Arc<JobMachine>,
+    shrink_worker: Arc<ShrinkWorker>,
+    stop: Arc<AtomicBool>,
+    advice: mpsc::Sender<Question>,
+    epoll: Epoll,
+    waiting_for: HashMap<u64, Source>,
+    next_source: u64,
+    /// Groups to be removed as soon as they are empty.
+    abandoned: Vec<GroupId>,
+}
+
+/// A program's hint, and where the answer goes.
+type Question = (Link, Arc<Session>, Advise);
+
+/// What the control thread waits for.
+enum Source {
+    Listener,
+    Finish,
+    Front,
+    Joins,
+    Job(Arc<Tenant>),
+    Caller(Caller),
+    Program(Arc<Session>),
+}
+
+impl Manager {
+    fn start(setup: Setup) -> std::io::Result<Manager> {
+        let Setup { config, name, listener, door, swap, agent, front, front_pid, bell, serves } = setup;
+        memory::raise_descriptor_limit();
+        // Without the right to lock memory the manager works, but may be paged itself; `doctor` says so.
+        let _ = memory::lock_all();
+        let max_pool_bytes = pool_cap(&config, swap.is_some());
+        // An operator may give it more.
+        let most_pool_bytes = match door {
+            Some(_) => {
+                pool_cap(&JobConfig { max_pool: config.ram.max(max_pool_bytes), ..config.clone() }, swap.is_some())
+            }
+            None => max_pool_bytes,
+        };
+        let engine = Arc::new(Zswap::new(
+            Config {
+                max_pool_bytes,
+                accept_threshold_percent: config.accept_threshold_percent,
+                compressor: config.compressor,
+                zpool: config.zpool,
+                enabled: config.enabled,
+                shrinker_enabled: config.shrinker_enabled,
+                swap_limit_bytes: match config.swap {
+                    SwapConfig::File { size, .. } => size,
+                    SwapConfig::None => None,
+                },
+                ..Config::default()
+            },
+            swap.map(|swap| Box::new(swap) as _),
+            Arena::reserve(most_pool_bytes)?,
+        ));
+        let shrink_worker = Arc::new(ShrinkWorker::new(engine.clone(), pool_cap(&config, true)));
+        let groups = Arc::new(Groups::new(engine.clone(), Arc::default()));
+        groups.root().set_limit(Limit::Max, config.memory_max);
+        groups.root().set_limit(Limit::High, config.memory_high);
+        let host = Arc::new(ManagerHost { sessions: OnceLock::new() });
+        let pager = Arc::new(Pager::new(engine.clone(), host.clone())?);
+        let jobs = Arc::new(Jobs::new(name));
+        let sessions = Arc::new(Sessions::new(jobs.clone(), &agent, pager.clone(), groups.clone()));
+        assert!(host.sessions.set(sessions.clone()).is_ok(), "set once, here");
+        let own = std::process::id() as i32;
+        let joining = match serves {
+            Serves::Job { job, warned, server } => {
+                let spared = [Some(own), server].into_iter().flatten().collect();
+                let owner = Peer { pid: front_pid, uid: rustix::process::geteuid().as_raw() };
+                let mut tenant = Tenant::new(job, owner, groups.root(), None, spared);
+                tenant.require = config.require;
+                tenant.warned.store(warned, Relaxed);
+                jobs.add(Arc::new(tenant));
+                None
+            }
+            Serves::All => Some(Waiting::new()?),
+        };
+        let watch = Arc::new(Watch::new(pager.clone(), sessions.clone(), groups.clone()));
+        let machine = Arc::new(JobMachine {
+            parameters: JobMachine::first_parameters(&config),
+            config: config.clone(),
+            jobs: jobs.clone(),
+            engine: engine.clone(),
+            sessions: sessions.clone(),
+            watch: watch.clone(),
+            taker: Taker { pager: pager.clone(), groups: groups.clone() },
+            shrink_worker: shrink_worker.clone(),
+        });
+        let (advice, questions) = mpsc::channel();
+        let manager = Manager {
+            config,
+            listener,
+            door: door.map(Arc::new),
+            agent,
+            front,
+            front_pid,
+            bell,
+            engine,
+            pager,
+            jobs,
+            joining,
+            sessions,
+            groups,
+            machine,
+            shrink_worker,
+            stop: Arc::default(),
+            advice,
+            epoll: Epoll::new()?,
+            waiting_for: HashMap::new(),
+            next_source: 0,
+            abandoned: Vec::new(),
+        };
+        manager.start_threads(&watch, questions)?;
+        Ok(manager)
+    }
+
+    fn start_threads(&self, watch: &Arc<Watch>, questions: mpsc::Receiver<Question>) -> std::io::Result<()> {
+        let thread = |name: &str| std::thread::Builder::new().name(name.to_owned());
+        for _ in 0..FAULT_THREADS {
+            let pager = self.pager.clone();
+            thread("faults").spawn(move || {
+                let error = pager.serve().expect_err("serves for ever");
+                eprintln!("uzswap: error: faults cannot be served: {error}");
+                std::process::abort();
+            })?;
+        }
+        let taker = self.machine.taker.clone();
+        let reclaimer = Reclaimer::new(self.shrink_worker.clone(), watch.clone(), taker, self.stop.clone());
+        thread("reclaim").spawn(move || reclaimer.run())?;
+        let (worker, stop) = (self.shrink_worker.clone(), self.stop.clone());
+        thread("shrink").spawn(move || worker.run(&stop))?;
+        if let Some(trigger) = pressure::trigger() {
+            let (groups, worker, stop) = (self.groups.clone(), self.shrink_worker.clone(), self.stop.clone());
+            thread("pressure").spawn(move || pressure::listen(&trigger, &groups, &worker, &stop))?;
+        }
+        let (looks, stop) = (watch.clone(), self.stop.clone());
+        thread("watch").spawn(move || looks.run(&stop))?;
+        let (looks, stop) = (watch.clone(), self.stop.clone());
+        thread("register").spawn(move || looks.register(&stop))?;
+        let (pager, stop) = (self.pager.clone(), self.stop.clone());
+        thread("reap").spawn(move || {
+            while !stop.load(Relaxed) {
+                let more = pager.reap();
+                std::thread::sleep(if more { REAP_PAUSE } else { LONG_REAP_PAUSE });
+            }
+        })?;
+        if let Some(door) = self.door.clone() {
+            let (machine, joins) = (self.machine.clone(), self.joining.as_ref().map(Waiting::joins).transpose()?);
+            let (groups, sessions, stop) = (self.groups.clone(), self.sessions.clone(), self.stop.clone());
+            thread("stalls").spawn(move || stall::run(&groups, &sessions, &stop))?;
+            thread("door").spawn(move || door.serve(&*machine, joins.as_ref()))?;
+        }
+        let (pager, again) = (self.pager.clone(), self.advice.clone());
+        thread("advice").spawn(move || {
+            for (link, session, advise) in questions {
+                if follow(&pager, &session, &advise) {
+                    // The program may have gone away meanwhile.
+                    let _ = link.send(&[kind::ADVISED], None);
+                } else {
+                    std::thread::sleep(ADVICE_PAUSE);
+                    let _ = again.send((link, session, advise));
+                }
+            }
+        })?;
+        Ok(())
+    }
+
+    fn control(&mut self) -> i32 {
+        for source in [Source::Listener, Source::Finish, Source::Front] {
+            self.wait_for(source);
+        }
+        if self.joining.is_some() {
+            self.wait_for(Source::Joins);
+        }
+        // Programs wait for it to begin.
+        let _ = thread::ask_for_promptness();
+        self.bell.ring_ready();
+        let mut last_sweep = Instant::now();
+        let mut last_stats = Instant::now();
+        loop {
+            if let Some(status) = self.turn() {
+                return status;
+            }
+            if last_sweep.elapsed() > Duration::from_millis(100) {
+                self.sessions.sweep();
+                self.look_for_strangers();
+                self.abandoned.retain(|group| self.machine.remove(*group) == Err(Error::Busy));
+                last_sweep = Instant::now();
+            }
+            if self.config.stats.is_some() && last_stats.elapsed() > Duration::from_secs(1) {
+                self.write_stats();
+                last_stats = Instant::now();
+            }
+        }
+    }
+
+    /// Does what there is to do, or waits a while for something; gives the exit status if it is the end.
+    fn turn(&mut self) -> Option<i32> {
+        let ready = self.epoll.wait(100).expect("epoll works");
+        for number in ready {
+            let Some(source) = self.waiting_for.remove(&number) else { continue };
+            match source {
+                Source::Listener => self.accept(number),
+                Source::Finish if self.joining.is_none() => return Some(self.finish()),
+                Source::Finish => {
+                    self.bell.hear_finish();
+                    // It may be told so twice.
+                    if !self.sessions.are_released() && self.retire() {
+                        return Some(0);
+                    }
+                    self.wait_again(number, Source::Finish);
+                }
+                Source::Front => return Some(self.avenge_front()),
+                Source::Joins => {
+                    let come = self.joining.as_ref().map(Waiting::take).unwrap_or_default();
+                    come.into_iter().for_each(|joining| self.take_in(joining));
+                    self.wait_again(number, Source::Joins);
+                }
+                Source::Job(tenant) => match tenant.hear() {
+                    Word::None => self.wait_again(number, Source::Job(tenant)),
+                    word => {
+                        self.epoll.remove(self.fd_of(&Source::Job(tenant.clone())));
+                        self.see_off(&tenant, word);
+                    }
+                },
+                Source::Caller(caller) => {
+                    self.epoll.remove(caller.as_raw_fd());
+                    self.hear(caller);
+                }
+                Source::Program(session) => {
+                    self.epoll.remove(session.pidfd.as_raw_fd());
+                    self.sessions.end(&session);
+                }
+            }
+        }
+        None
+    }
+
+    fn fd_of(&self, source: &Source) -> i32 {
+        match source {
+            Source::Listener => self.listener.as_raw_fd(),
+            Source::Finish => self.bell.finish().as_raw_fd(),
+            Source::Front => self.front.as_raw_fd(),
+            Source::Joins => self.joining.as_ref().expect("a daemon's").bell.as_raw_fd(),
+            Source::Job(tenant) => tenant.link().expect("it has joined"),
+            Source::Caller(caller) => caller.as_raw_fd(),
+            Source::Program(session) => session.pidfd.as_raw_fd(),
+        }
+    }
+
+    /// False if that cannot be, for want of kernel memory. Then this source is lost, which the sweep makes good for programs.
+    fn wait_for(&mut self, source: Source) -> bool {
+        let number = self.next_source;
+        self.next_source += 1;
+        let waits = self.epoll.add(self.fd_of(&source), number).is_ok();
+        if waits {
+            self.waiting_for.insert(number, source);
+        }
+        waits
+    }
+
+    fn wait_again(&mut self, number: u64, source: Source) {
+        self.epoll.rearm(self.fd_of(&source), number).expect("it was added");
+        self.waiting_for.insert(number, source);
+    }
+
+    /// A job joins.
+    fn take_in(&mut self, joining: Joining) {
+        let Joining { stream, peer, group, transient, require } = joining;
+        let (name, own) = (self.jobs.name, std::process::id() as i32);
+        let others = self.jobs.all().iter().filter(|tenant| tenant.uid == peer.uid).count();
+        // Nor can a front be looked after that has no process here.
+        if peer.pid <= 0 || others >= MOST_JOBS {
+            return;
+        }
+        // Without random bytes or with the group gone it finds its connection closed, too.
+        let (Ok(token), Some(charge)) = (job::random(), self.groups.get(group)) else { return };
+        let job = Job { name, token: token | 1 };
+        let mut tenant = Tenant::new(job, peer, charge, Some(stream), vec![own, self.front_pid]);
+        (tenant.require, tenant.transient) = (require, transient);
+        let tenant = Arc::new(tenant);
+        let agent = self.agent.to_string_lossy();
+        let prefix = Joined { job, agent: &agent }.prefix();
+        let welcome = [str::from_utf8(&prefix).expect("digits and spaces"), &agent].concat();
+        self.jobs.add(tenant.clone());
+        // A front that cannot be watched loses its connection, and kills its job.
+        if tenant.welcome(&welcome).is_err() || !self.wait_for(Source::Job(tenant.clone())) {
+            self.see_off(&tenant, Word::Bye);
+        }
+    }
+
+    /// A job that had joined is over, or has lost its front: then nobody guards it.
+    fn see_off(&mut self, tenant: &Arc<Tenant>, word: Word) {
+        self.jobs.remove(tenant.job.token);
+        if self.sessions.are_released() {
+            return;
+        }
+        if tenant.transient {
+            self.abandoned.push(tenant.charge.id);
+        }
+        if word == Word::Bye {
+            let stats = Stats::now(&self.groups, &self.engine, &tenant.charge);
+            return tenant.farewell(&stats.summary(None));
+        }
+        let front = tenant.front_pid;
+        eprintln!("uzswap: error: `uzswap run --connect` ({front}) was killed; its job is killed");
+        self.kill(tenant.job, Manner::StopFirst, self.sessions.pids_of(tenant.job));
+    }
+
+    /// Has a job killed, by a thread of its own: no other job waits for that.
+    fn kill(&self, job: Job, manner: Manner, known: Vec<i32>) {
+        let spared = [std::process::id() as i32, self.front_pid];
+        let kill = move || {
+            executioner::kill_job(manner, job, None, &known, &spared);
+        };
+        if std::thread::Builder::new().name("kill".to_owned()).spawn(kill).is_err() {
+            eprintln!("uzswap: error: there is no thread to kill a job; its workers will, when its connections end");
+        }
+    }
+
+    fn accept(&mut self, number: u64) {
+        while let Ok(Some(link)) = self.listener.accept() {
+            if let Some(caller) = self.sessions.greet(link) {
+                self.wait_for(Source::Caller(caller));
+            }
+        }
+        self.wait_again(number, Source::Listener);
+    }
+
+    fn hear(&mut self, caller: Caller) {
+        match self.sessions.hear(caller) {
+            Call::Later(caller) => {
+                self.wait_for(Source::Caller(caller));
+            }
+            Call::Joined(session) => {
+                self.wait_for(Source::Program(session));
+            }
+            Call::Asked(link, session, advise) => {
+                self.advice.send((link, session, advise)).expect("the advice thread runs as long as the manager");
+            }
+            Call::Unmanaged(tenant, pid, why) => self.unmanaged(&tenant, pid, &why),
+            Call::Over => {}
+        }
+    }
+
+    fn look_for_strangers(&self) {
+        for tenant in self.jobs.all() {
+            if tenant.warned.load(Relaxed) && !tenant.require {
+                continue;
+            }
+            let found = tenant.strangers.lock().look(tenant.front_pid, |pid| self.sessions.has(pid));
+            if let Some((pid, why)) = found {
+                self.unmanaged(&tenant, pid, &why);
+            }
+        }
+    }
+
+    /// A process cannot be managed: one warning for the job, or the end of it.
+    fn unmanaged(&self, tenant: &Tenant, pid: i32, why: &str) {
+        let is_first = tenant.is_to_be_warned();
+        if tenant.require {
+            if is_first {
+                tenant.tell(&format!("error: process {pid} cannot be managed ({why}), which --require forbids"));
+            }
+            self.kill(tenant.job, Manner::AtOnce, vec![pid]);
+        } else if is_first {
+            tenant.tell(&format!(
+                "warning: process {pid} runs unmanaged: {why}; `uzswap doctor` may tell how to mend it"
+            ));
+        }
+    }
+
+    /// The front is dead, and with it whoever would guard the jobs: they end here.
+    fn avenge_front(&self) -> i32 {
+        // First, because nobody does it if we are killed, too.
+        front::remove_agent(&self.agent);
+        self.door.iter().for_each(|door| door.remove_name());
+        let own = std::process::id() as i32;
+        for tenant in self.jobs.all() {
+            executioner::kill_job(Manner::StopFirst, tenant.job, None, &self.sessions.pids_of(tenant.job), &[own]);
+        }
+        match self.joining {
+            None => eprintln!("uzswap: error: `uzswap run` was killed; killed its job"),
+            Some(_) => eprintln!("uzswap: error: `uzswap daemon` was killed; killed its jobs"),
+        }
+        1
+    }
+
+    fn finish(&self) -> i32 {
+        self.stop.store(true, Relaxed);
+        front::remove_agent(&self.agent);
+        if self.config.stats.is_some() {
+            self.write_stats();
+        }
+        self.door.iter().for_each(|door| door.let_finish());
+        if !self.config.quiet {
+            eprintln!("{}", self.stats().summary(Some(&self.shrink_worker.peak())));
+        }
+        0
+    }
+
+    /// Ends a daemon: its jobs get back everything and run on without it. False, and all is as it was, if that cannot be.
+    fn retire(&mut self) -> bool {
+        let door = self.door.clone();
+        // Nobody changes anything meanwhile.
+        let _quiet = door.as_ref().map(|door| door.keep_quiet());
+        if let Err(why) = retire::bring_back(&self.pager, &self.groups, &self.engine) {
+            eprintln!("uzswap: error: not stopping: {why}");
+            return false;
+        }
+        door.iter().for_each(|door| door.remove_name());
+        self.sessions.release();
+        for tenant in self.jobs.all() {
+            // Who does not hear it takes us for dead, and kills the job.
+            let _ = tenant.release();
+        }
+        // Who has begun to come is told to go on alone.
+        let started = Instant::now();
+        while started.elapsed() < LAST_CALLS {
+            self.turn();
+        }
+        self.pager.release();
+        if self.sessions.all().is_empty() {
+            front::remove_agent(&self.agent);
+        }
+        self.stop.store(true, Relaxed);
+        true
+    }
+
+    fn stats(&self) -> Stats {
+        Stats::now(&self.groups, &self.engine, &self.groups.root())
+    }
+
+    fn write_stats(&self) {
+        let Some(path) = &self.config.stats else { return };
+        if let Err(error) = write_whole(path, &self.stats().to_json()) {
+            eprintln!("uzswap: warning: statistics file {}: {error}", path.display());
+        }
+    }
+}
+
+/// Jobs that wait to be taken in.
+struct Waiting {
+    queue: mpsc::Receiver<Joining>,
+    sender: mpsc::Sender<Joining>,
+    /// Rung for each.
+    bell: File,
+}
+
+impl Waiting {
+    fn new() -> std::io::Result<Waiting> {
+        let (sender, queue) = mpsc::channel();
+        Ok(Waiting { queue, sender, bell: event()? })
+    }
+
+    /// Where they come in.
+    fn joins(&self) -> std::io::Result<Joins> {
+        Ok(Joins { queue: self.sender.clone(), bell: self.bell.try_clone()? })
+    }
+
+    fn take(&self) -> Vec<Joining> {
+        // Whoever comes after this look rings again.
+        let _ = (&self.bell).read(&mut [0; 8]);
+        self.queue.try_iter().collect()
+    }
+}
+
+/// Follows a program's hint; tells whether that is done.
+fn follow(pager: &Pager, session: &Session, advise: &Advise) -> bool {
+    let range = range_of(advise);
+    match advise.advice {
+        Advice::PageOut => {
+            // An error is that of a program that is going away.
+            let _ = pager.refresh(&session.space).and_then(|_| pager.page_out(&session.space, range));
+        }
+        Advice::Cold => pager.make_cold(&session.space, range),
+        Advice::Exclude => return pager.exclude(&session.space, range),
+    }
+    true
+}
