@@ -436,6 +436,18 @@ def moveover(context: Context, test):
     yield Result("moveover", right, "" if right else complaint(outcome))
 
 
+@test("hugefork", 60, needs_uzswap=False)
+def forks_with_huge_pages(context: Context, test):
+    """A mapping that begins with a huge page is managed as any other, and forked children have all of it."""
+    directory = context.directory()
+    outcome = context.run([context.program("hugefork")], "--memory-max", "1G", "--stats", directory / "stats.json",
+                          directory=directory, timeout=test.seconds)
+    right = (outcome.status, outcome.stdout) == (0, "every child had all of it\n")
+    yield Result("hugefork", right, "" if right else complaint(outcome))
+    paged_out = counter((directory / "stats.json").read_bytes(), "zswpout")
+    yield Result("hugefork: paged out", paged_out >= 512, f"{paged_out} pages, 512 at least are wanted")
+
+
 @test("moveafterfork", 60, needs_uzswap=False)
 def moves_after_forks(context: Context, test):
     """A child has what was there at its fork, however soon its parent moves it to where something else was."""

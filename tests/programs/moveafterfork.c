@@ -1,5 +1,6 @@
-/* moveafterfork SECONDS: forks, and at once moves paged-out memory to where other paged-out memory was; the child finds both
- * where they were. Another thread discards all the time, so that the manager has always something left to read. */
+/* moveafterfork SECONDS: forks, and at once moves paged-out memory to where other paged-out memory was, in one step or two; the
+ * child finds both where they were. Another thread discards all the time, so that the manager has always something left to
+ * read. */
 #define _GNU_SOURCE
 #include "check.h"
 #include <pthread.h>
@@ -11,6 +12,12 @@
 #define LEN (PAGES * PAGE)
 
 static atomic_int stop;
+
+static void move(char *from, char *to)
+{
+	if (mremap(from, LEN, LEN, MREMAP_MAYMOVE | MREMAP_FIXED, to) != to)
+		die("mremap");
+}
 
 static void *discard(void *memory)
 {
@@ -24,17 +31,18 @@ static void *discard(void *memory)
 int main(int argc, char **argv)
 {
 	uint64_t end = microseconds() + argument(argc, argv, 1, 5) * 1000000;
-	char *room = mmap(NULL, 6 * LEN, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+	char *room = mmap(NULL, 8 * LEN, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
 	if (room == MAP_FAILED)
 		die("mmap");
 	char *source = map_at(room, LEN), *target = map_at(room + 2 * LEN, LEN);
-	char *discarded = map_at(room + 4 * LEN, LEN);
+	char *discarded = map_at(room + 4 * LEN, LEN), *between = room + 6 * LEN;
 	pthread_t other;
 	memset(discarded, 7, LEN);
 	madvise(discarded, LEN, MADV_PAGEOUT);
 	if (pthread_create(&other, NULL, discard, discarded))
 		die("pthread_create");
-	for (uint64_t base = 1; microseconds() < end; base += 2 * PAGES) {
+	for (uint64_t round = 0; microseconds() < end; round++) {
+		uint64_t base = 1 + 2 * PAGES * round;
 		int status;
 
 		pages_fill(source, PAGES, base);
@@ -49,8 +57,12 @@ int main(int argc, char **argv)
 			pages_expect(target, PAGES, base + PAGES, "in the child, of what its parent replaces");
 			_exit(0);
 		}
-		if (mremap(source, LEN, LEN, MREMAP_MAYMOVE | MREMAP_FIXED, target) != target)
-			die("mremap");
+		if (round % 2) {
+			move(source, target);
+		} else {
+			move(source, between);
+			move(between, target);
+		}
 		if (waitpid(child, &status, 0) != child || status)
 			return 1;
 		pages_expect(target, PAGES, base, "after the move");

@@ -31,7 +31,7 @@ static const unsigned weights[OPS] = {
 	[WRITE] = 300, [VERIFY] = 250, [VERIFY_ALL] = 10, [DONTNEED] = 25, [FREE] = 25, [PAGEOUT] = 40, [COLD] = 20,
 	[HUGE_HINT] = 10, [MAP_OVER] = 15, [UNMAP] = 5, [GROW] = 25, [SHRINK] = 10, [MOVE] = 15, [MOVE_FIXED] = 15,
 	[MOVE_DONTUNMAP] = 15, [PROTECT] = 20, [LOCK] = 5, [PIPE] = 30, [DIRECT_READ] = 30, [VM_READ] = 30,
-	[COUNT_MUTEX] = 30, [WAIT_FUTEX] = 5, [ALT_STACK] = 10, [FORK] = 5, [VFORK] = 2, [SPAWN] = 2, [THREAD] = 5
+	[COUNT_MUTEX] = 30, [WAIT_FUTEX] = 5, [ALT_STACK] = 10, [FORK] = 20, [VFORK] = 2, [SPAWN] = 2, [THREAD] = 5
 };
 
 struct page {

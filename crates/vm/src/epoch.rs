@@ -11,10 +11,11 @@
 //! - a remap: the kernel never moves a mapping onto another. Where something is registered at the target as far as we
 //!   know, its unmap or remap belongs before. (A mapping that grew in its place is registered without our knowledge; its
 //!   unmap, too, may belong before.) That order is taken after which just that is registered which is;
-//! - a fork: the child, which has hardly run yet, shows which changes it has inherited. Of a discard it shows nothing, and of a
-//!   remap to where something else had been nothing certain; there the order of reading stands.
+//! - a fork: it lies somewhere between two changes of those that have to do with each other. The child, which has hardly run
+//!   yet, shows where: what is registered in it is what was registered then. Of a discard it shows nothing, and of a remap to where
+//!   something else had been nothing certain; there the order of reading stands.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use crate::range::{Range, RangeSet};
 
@@ -118,6 +119,7 @@ pub fn order(
     let mut ordered = Vec::with_capacity(read.len());
     let mut doubted = false;
     for set in entangled(read) {
+        let set = of(read, &set);
         let mut search =
             Search { registered, is_registered: &mut is_registered, answers: BTreeMap::new(), tries: 0, best: None };
         if (0..set.len()).all(|i| search.choices(&set[..i], &set[i..]) == [0]) {
@@ -133,8 +135,8 @@ pub fn order(
 }
 
 /// Divides events into sets that have nothing to do with each other, so that only the order within a set matters. Each
-/// set is in the order of reading.
-fn entangled(read: &[Event]) -> Vec<Vec<Event>> {
+/// set is the places of its events, in order.
+fn entangled(read: &[Event]) -> Vec<Vec<usize>> {
     let mut sets: Vec<Vec<usize>> = Vec::new();
     for (index, event) in read.iter().enumerate() {
         let touches = |set: &Vec<usize>| set.iter().any(|&other| read[other].change.entangles(event.change));
@@ -143,7 +145,11 @@ fn entangled(read: &[Event]) -> Vec<Vec<Event>> {
         joined.sort_unstable();
         sets.push(joined);
     }
-    sets.into_iter().map(|set| set.into_iter().map(|index| read[index]).collect()).collect()
+    sets
+}
+
+fn of(events: &[Event], places: &[usize]) -> Vec<Event> {
+    places.iter().map(|&place| events[place]).collect()
 }
 
 /// Splits `ordered` into what happened before the fork that was read as number `fork` of the epoch, and what happened
@@ -155,42 +161,146 @@ pub fn split(
     fork: usize,
     mut in_child: impl FnMut(u64) -> Option<bool>,
 ) -> (Vec<Event>, Vec<Event>) {
-    let mut inherited: Vec<bool> = Vec::with_capacity(ordered.len());
-    for (i, event) in ordered.iter().enumerate() {
-        let before = &ordered[..i];
-        let first_known = |range: Range| known(registered, before, range).iter().next().map(|part| part.start);
-        let read_before = event.forks_read <= fork;
-        inherited.push(match event.change {
-            Change::Remove(_) => read_before,
-            Change::Unmap(range) => first_known(range).and_then(&mut in_child).map_or(read_before, |is| !is),
-            Change::Remap { from, to, len } => {
-                let source = first_known(Range::sized(from, len));
-                match source.and_then(|at| Some((at, in_child(at)?))) {
-                    Some((_, false)) => true,
-                    // Its source is there: not yet moved, or moved by MREMAP_DONTUNMAP. If the target is there, too, that may be
-                    // what had been there before, which the child still has, whether we knew of it or not. Nothing tells; there
-                    // the order of reading stands.
-                    Some((at, true)) => {
-                        let target = Range::page(at - from + to);
-                        let held = !known(registered, before, target).is_empty();
-                        let vacates =
-                            |event: &Event| event.change.vacates().is_some_and(|range| range.overlaps(target));
-                        let only_moved = read_before || !before.iter().any(vacates);
-                        !held && in_child(target.start) == Some(true) && only_moved
-                    }
-                    None => read_before,
-                }
-            }
-        });
-    }
-    // What an inherited change built upon was inherited with it.
-    for i in (0..ordered.len()).rev() {
-        inherited[i] |=
-            (i + 1..ordered.len()).any(|later| inherited[later] && ordered[i].change.entangles(ordered[later].change));
+    let mut inherited = vec![false; ordered.len()];
+    for places in entangled(&ordered) {
+        let events = of(&ordered, &places);
+        let parts = parts(registered, &events).into_iter();
+        let evidence = parts.filter_map(|at| in_child(at).map(|is| (at, is))).collect();
+        let mut past = Past { registered, events, fork, evidence, tries: 0, best: None };
+        past.search(&mut Vec::new());
+        let (_, found) = past.best.expect("that nothing was inherited is always possible");
+        places.into_iter().zip(found).for_each(|(place, is)| inherited[place] = is);
     }
     let (before, after): (Vec<_>, Vec<_>) = ordered.into_iter().zip(inherited).partition(|(_, inherited)| *inherited);
     let events = |list: Vec<(Event, bool)>| list.into_iter().map(|(event, _)| event).collect();
     (events(before), events(after))
+}
+
+/// The first address of each part of what `events` change that, as far as is known, is registered as a whole or not at all.
+/// Of very many the first.
+fn parts(registered: &RangeSet, events: &[Event]) -> Vec<u64> {
+    const ENOUGH: usize = 1000;
+    let changes = || events.iter().map(|event| event.change).filter(|change| change.vacates().is_some());
+    let mut bounds = BTreeSet::new();
+    for range in changes().flat_map(Change::ranges) {
+        bounds.extend([range.start, range.end]);
+        bounds.extend(registered.within(range).into_iter().flat_map(|part| [part.start, part.end]));
+    }
+    let remaps: Vec<_> = changes()
+        .filter_map(|change| if let Change::Remap { from, to, len } = change { Some((from, to, len)) } else { None })
+        .collect();
+    // What moves keeps its bounds, whichever way one looks.
+    let there = remaps.iter().copied();
+    let back = remaps.iter().rev().map(|&(from, to, len)| (to, from, len));
+    for (from, to, len) in there.chain(back) {
+        let moved: Vec<u64> = bounds.range(from..from + len).map(|bound| bound - from + to).collect();
+        bounds.extend(moved);
+    }
+    bounds.into_iter().filter(|&at| changes().any(|change| change.touches(Range::page(at)))).take(ENOUGH).collect()
+}
+
+/// Looks for which of a set of entangled events a fork came after.
+struct Past<'a> {
+    registered: &'a RangeSet,
+    /// In order.
+    events: Vec<Event>,
+    fork: usize,
+    /// What is registered in the child, and what is not.
+    evidence: Vec<(u64, bool)>,
+    tries: usize,
+    /// What speaks least against, and how much does.
+    best: Option<(Objections, Vec<bool>)>,
+}
+
+/// What speaks against that a child has inherited just these changes, the strongest first.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
+struct Objections {
+    /// Parts that it would have to have, and has not.
+    missing: usize,
+    /// Parts that it has, and that could not be there but by a growth that we have not heard of.
+    unknown: usize,
+    /// Changes read before the fork and not inherited, or the other way about.
+    misread: usize,
+}
+
+impl Past<'_> {
+    /// Extends `inherited`, which tells of the first events whether they came before the fork, in each possible way: what
+    /// builds upon a later change is later.
+    fn search(&mut self, inherited: &mut Vec<bool>) {
+        const ENOUGH: usize = 2000;
+        self.tries += 1;
+        let best = self.best.as_ref().map(|(objections, _)| *objections);
+        if best == Some(Objections::default()) || best.is_some() && self.tries > ENOUGH {
+            return;
+        }
+        let Some(event) = self.events.get(inherited.len()) else {
+            let objections = self.weigh(inherited);
+            if best.is_none_or(|best| objections < best) {
+                self.best = Some((objections, inherited.clone()));
+            }
+            return;
+        };
+        let before = self.events.iter().zip(inherited.iter());
+        let is_later = before.clone().any(|(other, &is)| !is && other.change.entangles(event.change));
+        let likely = self.read_before(event) && !is_later;
+        for choice in [likely, !likely] {
+            if !(choice && is_later) {
+                inherited.push(choice);
+                self.search(inherited);
+                inherited.pop();
+            }
+        }
+    }
+
+    fn read_before(&self, event: &Event) -> bool {
+        event.forks_read <= self.fork
+    }
+
+    fn weigh(&self, inherited: &[bool]) -> Objections {
+        let (before, after): (Vec<usize>, Vec<usize>) = (0..inherited.len()).partition(|&place| inherited[place]);
+        let (before, after) = (of(&self.events, &before), of(&self.events, &after));
+        // What is vacated was there, heard of or not.
+        let is_vacated = |at| {
+            let next = after.iter().find(|event| event.change.touches(Range::page(at)));
+            next.and_then(|event| event.change.vacates()).is_some_and(|range| range.contains(at))
+        };
+        let mut objections = Objections::default();
+        for &(at, is) in &self.evidence {
+            if !is && holds(self.registered, &before, at, Source::Unmapped) {
+                objections.missing += 1;
+            }
+            if is && !holds(self.registered, &before, at, Source::Left) && !is_vacated(at) {
+                objections.unknown += 1;
+            }
+        }
+        let misread = self.events.iter().zip(inherited).filter(|&(event, &is)| is != self.read_before(event));
+        objections.misread = misread.count();
+        objections
+    }
+}
+
+/// What a remap leaves behind.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Source {
+    Unmapped,
+    /// Still mapped (`MREMAP_DONTUNMAP`).
+    Left,
+}
+
+/// Whether an address is registered after `changes`, if `registered` was before them.
+fn holds(registered: &RangeSet, changes: &[Event], address: u64, source: Source) -> bool {
+    let mut at = address;
+    for event in changes.iter().rev() {
+        match event.change {
+            Change::Unmap(range) if range.contains(at) => return false,
+            Change::Remap { from, to, len } if Range::sized(to, len).contains(at) => at = at - to + from,
+            Change::Remap { from, len, .. } if source == Source::Unmapped && Range::sized(from, len).contains(at) => {
+                return false;
+            }
+            _ => {}
+        }
+    }
+    registered.contains(at)
 }
 
 /// Goes through the orders that are possible, the likely ones first.
@@ -262,7 +372,7 @@ impl<F: FnMut(u64) -> Option<bool>> Search<'_, F> {
             .filter(|part| targets.contains(part.start))
             .filter(|&part| {
                 let is = *self.answers.entry(part.start).or_insert_with_key(|&at| (self.is_registered)(at));
-                is.is_some_and(|is| known(self.registered, done, part).contains(part.start) != is)
+                is.is_some_and(|is| holds(self.registered, done, part.start, Source::Unmapped) != is)
             })
             .count();
         if self.best.as_ref().is_none_or(|(fewest, _)| wrong < *fewest) {
@@ -274,6 +384,7 @@ impl<F: FnMut(u64) -> Option<bool>> Search<'_, F> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use proptest::prelude::*;
 
     const A: u64 = 0x10000;
     const B: u64 = 0x20000;
@@ -350,11 +461,10 @@ mod tests {
     fn what_has_nothing_to_do_with_each_other_is_ordered_apart() {
         let read =
             events(&[unmap(A, LEN), unmap(B, LEN), remap(A, C), unmap(C, 0x1000), Change::Remove(Range::sized(B, 8))]);
-        let sets = entangled(&read);
-        assert_eq!(sets, [vec![read[0], read[2], read[3]], vec![read[1], read[4]]]);
+        assert_eq!(entangled(&read), [vec![0, 2, 3], vec![1, 4]]);
         // Two sets become one by what touches both.
         let read = events(&[unmap(A, LEN), unmap(B, LEN), unmap(A, 0x1000), remap(A, B)]);
-        assert_eq!(entangled(&read), [read]);
+        assert_eq!(entangled(&read), [[0, 1, 2, 3]]);
     }
 
     #[test]
@@ -434,6 +544,29 @@ mod tests {
         assert_eq!(before_fork(&before, &read, &registered(&[(B, LEN)])), read);
     }
 
+    /// A thread forks and then moves a region twice, or moves it and unmaps some of it. The child has never had it where the
+    /// second change found it.
+    #[test]
+    fn what_a_child_never_had_was_not_taken_from_it() {
+        let before = registered(&[(A, LEN)]);
+        let inherited = |forks_read, last| {
+            let read = [remap(A, B), last].map(|change| Event { change, forks_read }).to_vec();
+            changes(split(&before, read, 0, |address| Some(before.contains(address))).0)
+        };
+        for last in [remap(B, C), unmap(B + 0x2000, 0x2000)] {
+            assert_eq!((inherited(0, last), inherited(1, last)), (vec![], vec![]));
+        }
+        // Read before the fork this may be MREMAP_DONTUNMAP.
+        assert_eq!(
+            (inherited(0, unmap(B, LEN)), inherited(1, unmap(B, LEN))),
+            (vec![remap(A, B), unmap(B, LEN)], vec![])
+        );
+        // It has gone where the child has it, and from there on.
+        let read = events(&[remap(A, B), remap(B, C)]);
+        let in_child = registered(&[(B, LEN)]);
+        assert_eq!(changes(split(&before, read, 0, |address| Some(in_child.contains(address))).0), [remap(A, B)]);
+    }
+
     /// The kernel had the target registered, and we had not heard of it yet.
     #[test]
     fn what_was_at_the_target_need_not_have_been_known() {
@@ -460,5 +593,62 @@ mod tests {
     fn a_remap_whose_room_nobody_made_stands() {
         let before = registered(&[(A, LEN), (B, LEN)]);
         assert_eq!(ordered(&before, &[remap(A, B)], &registered(&[(B, LEN)])), [remap(A, B)]);
+    }
+
+    const PLACES: usize = 6;
+
+    /// What is where, by number: moved as a program moves it.
+    type Contents = [Option<u8>; PLACES];
+
+    fn address(place: usize) -> u64 {
+        A + place as u64 * LEN
+    }
+
+    fn apply(contents: &mut Contents, change: Change) {
+        let place = |address: u64| ((address - A) / LEN) as usize;
+        match change {
+            Change::Unmap(range) => contents[place(range.start)] = None,
+            Change::Remap { from, to, .. } => contents[place(to)] = contents[place(from)].take(),
+            Change::Remove(_) => {}
+        }
+    }
+
+    proptest! {
+        /// A program unmaps and moves, and forks somewhere in between; the fork is read at that point, or at another.
+        #[test]
+        fn a_child_gets_what_it_has(there in 0u8..1 << PLACES, steps in prop::collection::vec((any::<bool>(), 0..PLACES, 0..PLACES), 0..8),
+                                    fork in 0usize..9, read in 0usize..9) {
+            let before: Contents = std::array::from_fn(|place| (there >> place & 1 == 1).then_some(place as u8));
+            let (mut now, mut all, mut in_child) = (before, Vec::new(), before);
+            for (step, (moves, from, to)) in steps.into_iter().enumerate() {
+                let mut changes = Vec::new();
+                if now[from].is_some() {
+                    let vacated = if moves { to } else { from };
+                    if now[vacated].is_some() && !(moves && from == to) {
+                        changes.push(unmap(address(vacated), LEN));
+                    }
+                    if moves && from != to {
+                        changes.push(remap(address(from), address(to)));
+                    }
+                }
+                changes.iter().for_each(|&change| apply(&mut now, change));
+                all.extend(changes.into_iter().map(|change| Event { change, forks_read: usize::from(step >= read) }));
+                if fork > step {
+                    in_child = now;
+                }
+            }
+            let mut known = RangeSet::default();
+            (0..PLACES).filter(|&place| before[place].is_some()).for_each(|place| known.insert(Range::sized(address(place), LEN)));
+            let asked = |at: u64| Some(in_child[((at - A) / LEN) as usize].is_some());
+            let (inherited, _) = split(&known, all, 0, asked);
+            let mut found = before;
+            inherited.into_iter().for_each(|event| apply(&mut found, event.change));
+            for place in 0..PLACES {
+                prop_assert!(found[place].is_none() || in_child[place].is_some(), "{place}: {found:?}, {in_child:?}");
+            }
+            if fork == read {
+                prop_assert_eq!(found, in_child);
+            }
+        }
     }
 }

@@ -172,14 +172,15 @@ impl Uffd {
     }
 
     /// Asks about an address without changing anything: a copy from an address that is never mapped gets as far as
-    /// reading its source (EFAULT) only where the destination is good.
+    /// reading its source (EFAULT), or finding a huge page (EEXIST), only where the destination is good.
     pub fn probe(&self, page: u64) -> Probe {
         let mut request = [page, PAGE, PAGE, 0, 0];
         match self.ioctl(UFFDIO_COPY, &mut request) {
             Ok(()) => unreachable!("page 1 is mapped in the manager"),
             Err(error) => match error.raw_os_error() {
-                Some(libc::EFAULT) => Probe::Registered,
-                Some(libc::EAGAIN) => Probe::Changing,
+                Some(libc::EFAULT | libc::EEXIST) => Probe::Registered,
+                // Without memory for a page table there is nothing to be told either.
+                Some(libc::EAGAIN | libc::ENOMEM) => Probe::Changing,
                 Some(libc::ESRCH) => Probe::Gone,
                 _ => Probe::NotRegistered,
             },
