@@ -228,7 +228,7 @@ static uint64_t look(void)
 		    (!process->measured || i == turn % count || (process->kind == MANAGER && turn % MANAGER_EVERY == 0)))
 			measure(process, programs);
 		/* A manager that has no pool yet. */
-		known &= process->kind != MANAGER || process->arena_end;
+		known &= process->kind != MANAGER || process->arena_end || !descends(process);
 	}
 	turn++;
 	ours = 0;

@@ -99,7 +99,7 @@ impl Brake {
             }
             let grown = bytes.saturating_sub(self.sizes.get(&session.id).copied().unwrap_or(0));
             // While its threads are looked through, those that are not held yet go on.
-            let lead = usual + touched_in(Held::takes(session.pid));
+            let lead = usual + touched_in(session.threads.takes());
             most = lead.max(most);
             // Who has not grown may be the next to run.
             let is_to_blame = |charge: &Charge| {
@@ -111,10 +111,10 @@ impl Brake {
             }
             if let Some(hold) = self.held.get_mut(&session.id) {
                 // Some of its threads slept.
-                hold.held.hold_more(session.pid);
+                hold.held.hold_more(&session.threads);
                 continue;
             }
-            let held = Held::hold(session.pid);
+            let held = Held::hold(&session.threads);
             if !held.is_empty() {
                 self.reserve(&charge, usual);
                 let (since, request, _stalled) = (Instant::now(), session.ask_refresh(), Stalled::new(charge));

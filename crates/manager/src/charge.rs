@@ -64,6 +64,8 @@ pub struct Charge {
     /// Its processes are stopped, whatever those above it say.
     pub frozen: AtomicBool,
     left: AtomicI64,
+    /// What was given and is not resident yet: pages that are being loaded.
+    coming: AtomicI64,
     /// It has been measured to have more than it was given.
     unseen: AtomicBool,
     /// By how much more than usual reclaim keeps it below its limit, in bytes: its programs were seen to grow unseen.
@@ -143,6 +145,14 @@ impl Account for Charge {
         false
     }
 
+    fn load_begins(&self, pages: u64) {
+        self.path().for_each(|charge| charge.expect(pages as i64 * PAGE));
+    }
+
+    fn load_ends(&self, pages: u64) {
+        self.path().for_each(|charge| charge.expect(-(pages as i64 * PAGE)));
+    }
+
     fn group(&self) -> Group {
         self.group
     }
@@ -171,6 +181,7 @@ impl Charge {
             writeback: AtomicBool::new(true),
             frozen: AtomicBool::default(),
             left: AtomicI64::new(UNLIMITED as i64),
+            coming: AtomicI64::default(),
             unseen: AtomicBool::default(),
             reserve: AtomicU64::default(),
             exhausted: AtomicBool::default(),
@@ -205,8 +216,8 @@ impl Charge {
     /// Sets a limit, or takes it away.
     pub fn set_limit(&self, limit: Limit, bytes: Option<u64>) {
         self.limits[limit as usize].store(bytes.unwrap_or(UNLIMITED).min(UNLIMITED), Relaxed);
-        let current = self.current.load(Relaxed);
-        self.left.store(self.max() as i64 - current as i64, Relaxed);
+        let taken = self.current.load(Relaxed) as i64 + self.coming.load(Relaxed);
+        self.left.store(self.max() as i64 - taken, Relaxed);
         self.exhausted.store(false, Relaxed);
         self.bell.ring();
     }
@@ -246,6 +257,10 @@ impl Charge {
         max - watched_room(max)
     }
 
+    fn expect(&self, bytes: i64) {
+        self.coming.fetch_add(bytes, Relaxed);
+    }
+
     /// Enters a measurement.
     pub fn measured(&self, anon: u64, pool: u64) {
         let current = anon + pool;
@@ -253,7 +268,8 @@ impl Charge {
         self.anon_peak.fetch_max(anon, Relaxed);
         self.current.store(current, Relaxed);
         self.peak.fetch_max(current, Relaxed);
-        let left = self.max() as i64 - current as i64;
+        // Else what is on its way would be given twice.
+        let left = self.max() as i64 - current as i64 - self.coming.load(Relaxed);
         if self.left.swap(left, Relaxed) - left > UNSEEN {
             self.unseen.store(true, Relaxed);
         }
@@ -281,16 +297,17 @@ impl Charge {
         }
     }
 
-    /// Takes so many bytes if so much is left. Wakes reclaim when little is.
+    /// Takes so many bytes if so much is left besides the reserve. Wakes reclaim when little is.
     fn take(&self, bytes: i64) -> bool {
         let left = self.left.fetch_sub(bytes, Relaxed) - bytes;
         if left < (self.max() - self.soft()) as i64 && !self.is_exhausted() {
             self.bell.ring();
         }
-        if left < 0 {
+        let enough = left >= self.reserve.load(Relaxed) as i64;
+        if !enough {
             self.left.fetch_add(bytes, Relaxed);
         }
-        left >= 0
+        enough
     }
 
     /// Counts an event here and in all groups above.
@@ -390,6 +407,29 @@ mod tests {
         charge.measured(8 << 20, 0);
         assert!(charge.excess() < 0);
         assert_eq!((charge.peak.load(Relaxed), charge.anon_peak.load(Relaxed)), ((16 << 20) - 8192, 15 << 20));
+    }
+
+    #[test]
+    fn what_is_on_its_way_is_not_given_twice() {
+        let (top, mib) = (limited(Some(16 << 20), None), (1u64 << 20) / PAGE as u64);
+        let below = charge(1, Some(&top));
+        assert!(below.admit(12 * mib));
+        below.load_begins(12 * mib);
+        top.measured(2 << 20, 0);
+        assert!(!below.admit(4 * mib) && below.admit(2 * mib), "2 MiB are resident, 12 are coming");
+        below.load_ends(12 * mib);
+        top.measured(16 << 20, 0);
+        assert!(!below.admit(1));
+    }
+
+    #[test]
+    fn the_reserve_is_not_for_those_who_can_wait() {
+        let charge = limited(Some(16 << 20), None);
+        charge.measured(14 << 20, 0);
+        charge.set_reserve(1 << 20);
+        assert!(charge.admit(256) && !charge.admit(1));
+        charge.set_reserve(0);
+        assert!(charge.admit(256) && !charge.admit(1));
     }
 
     #[test]

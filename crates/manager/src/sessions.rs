@@ -16,9 +16,9 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use parking_lot::RwLock;
+use parking_lot::{Mutex, RwLock};
 use uzswap_engine::PAGE_SIZE;
 use uzswap_proto::{Advise, GREETING_WORDS, Hello, Job, greeting, kind, step};
 use uzswap_vm::pager::Pager;
@@ -26,6 +26,7 @@ use uzswap_vm::range::Range;
 use uzswap_vm::space::{Space, Worker};
 use uzswap_vm::sys::link::{Link, Received};
 use uzswap_vm::sys::process::{Kinship, Pagemap, PidFd, children, share_memory};
+use uzswap_vm::sys::threads::Threads;
 use uzswap_vm::sys::uffd::Uffd;
 
 use crate::charge::Charge;
@@ -56,8 +57,44 @@ pub struct Session {
     charge: RwLock<Arc<Charge>>,
     worker_pid: i32,
     statm: File,
-    /// Its resident anonymous pages when it joined.
-    first_pages: u64,
+    /// Its threads, for the brake.
+    pub threads: Threads,
+    /// What it shares, if it is forked.
+    pub share: Share,
+}
+
+/// How much of a forked process's memory is others' share, as far as is known. Pages that a fork left shared are resident once,
+/// however many processes map them.
+#[derive(Debug)]
+pub struct Share {
+    /// In bytes. At first all is its parent's; what it has come to have since this was measured is its own.
+    bytes: AtomicU64,
+    /// When to measure that again; None as long as somebody is to do it.
+    due: Mutex<Option<Instant>>,
+}
+
+impl Share {
+    fn new(bytes: u64) -> Share {
+        /// How soon it is measured first.
+        const SOON: Duration = Duration::from_millis(20);
+        Share { bytes: AtomicU64::new(bytes), due: Mutex::new(Some(Instant::now() + SOON)) }
+    }
+
+    /// In bytes.
+    pub fn bytes(&self) -> u64 {
+        self.bytes.load(Relaxed)
+    }
+
+    /// Whether it is time to measure it. Whoever is told so sees to it: nobody else is, until [`Session::measure_share`]. Waits for
+    /// nobody.
+    pub fn is_due(&self) -> bool {
+        self.due.try_lock().is_some_and(|mut due| due.take_if(|due| *due <= Instant::now()).is_some())
+    }
+
+    /// It could not be seen to.
+    pub fn put_off(&self) {
+        *self.due.lock() = Some(Instant::now());
+    }
 }
 
 impl Session {
@@ -98,13 +135,17 @@ impl Session {
         anon_pages(&self.statm)
     }
 
-    /// Resident bytes that it had from its parent when it joined.
-    pub fn inherited(&self) -> u64 {
-        if self.forked { self.first_pages * PAGE_SIZE as u64 } else { 0 }
+    /// Measures its share anew. That walks over its whole memory and waits for its layout to stand still; it is next due when no more
+    /// than one in `rarity` parts of the time will have been spent on it.
+    pub fn measure_share(&self, rarity: u32) {
+        let start = Instant::now();
+        let shared = self.proportional_pages().map_or(0, |own| self.anon_pages().saturating_sub(own));
+        self.share.bytes.store(shared * PAGE_SIZE as u64, Relaxed);
+        *self.share.due.lock() = Some(start + start.elapsed() * rarity);
     }
 
-    /// Anonymous pages with those shared with other processes counted in part. Costs a walk over the whole memory.
-    pub fn proportional_pages(&self) -> Option<u64> {
+    /// Anonymous pages with those shared with other processes counted in part.
+    fn proportional_pages(&self) -> Option<u64> {
         let text = std::fs::read_to_string(format!("/proc/{}/smaps_rollup", self.worker_pid)).ok()?;
         let line = text.lines().find_map(|line| line.strip_prefix("Pss_Anon:"))?;
         Some(line.split_ascii_whitespace().next()?.parse::<u64>().ok()? / 4)
@@ -186,6 +227,11 @@ impl Sessions {
     pub fn all(&self) -> Vec<Arc<Session>> {
         // Called by a thread that must not wait for a writer who waits for another reader.
         self.list.read_recursive().by_pid.values().cloned().collect()
+    }
+
+    /// How many there are.
+    pub fn count(&self) -> usize {
+        self.list.read().by_pid.len()
     }
 
     /// The sessions of a job.
@@ -291,7 +337,8 @@ impl Sessions {
 
     fn join(&self, tenant: Arc<Tenant>, worker: Worker, uffd: Uffd, pidfd: PidFd) -> Call {
         let (worker_pid, forked) = (worker.pid, worker.hello.forked);
-        let (Some(pid), Ok(statm)) = (pidfd.pid(), File::open(format!("/proc/{worker_pid}/statm"))) else {
+        let Some(pid) = pidfd.pid() else { return Call::Over };
+        let (Ok(statm), Ok(threads)) = (File::open(format!("/proc/{worker_pid}/statm")), Threads::open(pid)) else {
             return Call::Over;
         };
         // A handle on another's process would have that one pay, be moved and be killed in its place. A kernel that cannot tell
@@ -312,7 +359,8 @@ impl Sessions {
         list.next += 1;
         space.charge_to(charge.clone());
         let charge = RwLock::new(charge);
-        let (id, first_pages) = (list.next, anon_pages(&statm));
+        let id = list.next;
+        let share = Share::new(if forked { anon_pages(&statm) * PAGE_SIZE as u64 } else { 0 });
         let session = Arc::new(Session {
             id,
             pid,
@@ -324,7 +372,8 @@ impl Sessions {
             charge,
             worker_pid,
             statm,
-            first_pages,
+            threads,
+            share,
         });
         let old = list.by_pid.insert(pid, session.clone());
         drop(list);

@@ -111,6 +111,16 @@ impl ShrinkWorker {
             let size = self.engine.pool_bytes();
             self.observe(size);
             let wishes = self.wishes.lock().clone();
+            // A pool that is far from its cap takes a while to come near it.
+            let pause = Duration::from_millis(match size {
+                0 => 100,
+                _ if size < self.cap.load(Relaxed) / 2 => 20,
+                _ => 2,
+            });
+            if size == 0 && wishes.is_empty() {
+                self.bell.wait_for(&mut self.wishes.lock(), pause);
+                continue;
+            }
             let surplus = size.saturating_sub(self.cap.load(Relaxed) / 100 * KEEP_PERCENT);
             let mut freed = self.engine.shrink_until_accepting();
             if surplus > freed {
@@ -132,12 +142,6 @@ impl ShrinkWorker {
             }
             self.freed.fetch_add(freed, Relaxed);
             if !busy {
-                // A pool that is far from its cap takes a while to come near it.
-                let pause = Duration::from_millis(match size {
-                    0 => 100,
-                    _ if size < self.cap.load(Relaxed) / 2 => 20,
-                    _ => 2,
-                });
                 self.bell.wait_for(&mut self.wishes.lock(), pause);
             }
         }

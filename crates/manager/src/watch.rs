@@ -5,7 +5,7 @@
 //! anew grows unseen until the next look and its registration. So one thread looks, puts on the brake if need be, and
 //! waits for nobody; another registers, which takes the locks of address spaces.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
@@ -24,9 +24,6 @@ use crate::sessions::{Session, Sessions};
 /// The part of time that may be spent on measuring the memory of forked processes page by page: one in so many.
 const SHARED_SHARE: u32 = 20;
 
-/// How soon a process is measured page by page.
-const FIRST_MEASURED: Duration = Duration::from_millis(20);
-
 /// The part of a processor that may be spent on looking, and where a limit is very near: one in so many.
 const LOOKING_SHARE: u32 = 8;
 const LOOKING_SHARE_AT_BRINK: u32 = 4;
@@ -36,7 +33,7 @@ const MANY: usize = 32;
 
 /// What can be touched before that many are measured again, in bytes, and how long it may take.
 const FEW_BYTES: u64 = 512 << 10;
-const STALE: Duration = Duration::from_secs(2);
+const STALE: Duration = Duration::from_secs(5);
 
 /// A look that comes within this time is not late: what is touched till then is what the margin below a limit is for.
 const IN_TIME: Duration = Duration::from_micros(500);
@@ -49,14 +46,20 @@ pub struct Watch {
     pager: Arc<Pager>,
     sessions: Arc<Sessions>,
     groups: Arc<Groups>,
-    /// How many bytes of a forked process are others' share, and when to look again. Never held while that is measured.
-    shared: Mutex<HashMap<u64, (u64, Instant)>>,
     /// Measurements begun, and the latest of those entered.
     begun: AtomicU64,
     entered: AtomicU64,
-    /// Whose mappings are to be registered.
-    due: Mutex<Vec<Arc<Session>>>,
+    due: Mutex<Due>,
     bell: Bell,
+}
+
+/// What is left to the thread that may wait.
+#[derive(Default)]
+struct Due {
+    /// Whose mappings are to be registered.
+    mappings: Vec<Arc<Session>>,
+    /// Whose share of the memory that forks left shared is to be measured.
+    shares: VecDeque<Arc<Session>>,
 }
 
 /// The anonymous bytes of each session when its mappings were last to be registered.
@@ -67,8 +70,8 @@ impl Watch {
     /// Enters what it measures into the accounts of `groups`.
     pub fn new(pager: Arc<Pager>, sessions: Arc<Sessions>, groups: Arc<Groups>) -> Watch {
         let (begun, entered) = Default::default();
-        let (shared, due, bell) = Default::default();
-        Watch { pager, sessions, groups, shared, begun, entered, due, bell }
+        let (due, bell) = Default::default();
+        Watch { pager, sessions, groups, begun, entered, due, bell }
     }
 
     /// Looks until told to stop.
@@ -122,28 +125,43 @@ impl Watch {
     /// Has the mappings of a process registered, unless one would have to wait to say so.
     fn have_registered(&self, session: &Arc<Session>) -> bool {
         let Some(mut due) = self.due.try_lock() else { return false };
-        if due.iter().all(|other| other.id != session.id) {
-            due.push(session.clone());
+        if due.mappings.iter().all(|other| other.id != session.id) {
+            due.mappings.push(session.clone());
         }
         drop(due);
         self.bell.ring();
         true
     }
 
-    /// Registers what those have mapped who are near a limit, until told to stop.
+    /// Has a share measured, likewise.
+    fn have_share_measured(&self, session: &Arc<Session>) {
+        match self.due.try_lock() {
+            Some(mut due) => due.shares.push_back(session.clone()),
+            None => session.share.put_off(),
+        }
+        self.bell.ring();
+    }
+
+    /// Registers what those have mapped who are near a limit, and measures shares, until told to stop.
     pub fn register(&self, stop: &AtomicBool) {
         let _ = thread::ask_for_short_slices();
         while !stop.load(Relaxed) {
-            let due = std::mem::take(&mut *self.due.lock());
-            for session in &due {
+            let (mappings, share) = {
+                let mut due = self.due.lock();
+                // Of these one at a time: those whose mappings are to be registered may be held.
+                (std::mem::take(&mut due.mappings), due.shares.pop_front())
+            };
+            for session in &mappings {
                 let asked = session.refreshes_asked();
                 // Fails only for a process that is going away.
                 if self.pager.refresh(&session.space).unwrap_or(true) {
                     session.note_refresh(asked);
                 }
             }
-            if due.is_empty() {
-                self.bell.wait(Duration::from_millis(100));
+            if let Some(session) = share {
+                session.measure_share(SHARED_SHARE * self.sessions.count() as u32);
+            } else if mappings.is_empty() {
+                self.bell.wait(Duration::from_secs(1));
             }
         }
     }
@@ -153,47 +171,24 @@ impl Watch {
     pub fn measure(&self) -> Sizes {
         let number = self.begun.fetch_add(1, Relaxed);
         let sessions = self.sessions.all();
-        let (processes, families) = (sessions.len(), sessions.iter().any(|session| session.forked));
-        let mut measured = Vec::with_capacity(processes);
-        let mut sized: Sizes = Vec::with_capacity(processes);
+        let families = sessions.iter().any(|session| session.forked);
+        let mut measured = Vec::with_capacity(sessions.len());
+        let mut sized: Sizes = Vec::with_capacity(sessions.len());
         for session in sessions {
             let bytes = session.anon_pages() * PAGE_SIZE as u64;
-            // Pages that a fork left shared are resident once, however many processes map them.
-            let own = if families { bytes.saturating_sub(self.shared(&session, processes)) } else { bytes };
+            // The parent shares, too.
+            if families && session.share.is_due() {
+                self.have_share_measured(&session);
+            }
+            let own = if families { bytes.saturating_sub(session.share.bytes()) } else { bytes };
             measured.push((session.charge(), own));
             sized.push((session, bytes));
         }
         if self.entered.fetch_max(number, Relaxed) <= number {
             self.groups.measured(measured.into_iter());
         }
-        if families {
-            let live: HashSet<u64> = sized.iter().map(|(session, _)| session.id).collect();
-            self.shared.lock().retain(|id, _| live.contains(id));
-        }
         sized.sort_by_key(|(_, bytes)| std::cmp::Reverse(*bytes));
         sized
-    }
-
-    /// How many bytes of a process, one of so many, are the share of others who have them, too. What it has come to have since
-    /// that was measured is its own.
-    fn shared(&self, session: &Session, processes: usize) -> u64 {
-        let now = Instant::now();
-        let known = self.shared.lock().get(&session.id).copied();
-        match known {
-            Some((shared, due)) if now < due => return shared,
-            // At first all is its parent's.
-            None => {
-                let first = session.inherited();
-                self.shared.lock().insert(session.id, (first, now + FIRST_MEASURED));
-                return first;
-            }
-            _ => {}
-        }
-        let own = session.proportional_pages();
-        let shared = own.map_or(0, |own| session.anon_pages().saturating_sub(own)) * PAGE_SIZE as u64;
-        let due = now + now.elapsed() * SHARED_SHARE * processes as u32;
-        self.shared.lock().insert(session.id, (shared, due));
-        shared
     }
 }
 

@@ -198,9 +198,15 @@ impl Pager {
 
     /// Hears the workers that were silent when they were last asked, so that faults do not wait for them needlessly.
     pub fn hear_late_answers(&self) {
+        if !self.some_are_late.swap(false, Relaxed) {
+            return;
+        }
         for space in self.spaces() {
-            // Whoever is in conversation hears the answer himself.
-            let Some(_conversation) = space.conversation.try_lock() else { continue };
+            let Some(_conversation) = space.conversation.try_lock() else {
+                // Whoever is in conversation need not be there to hear the answer.
+                self.some_are_late.store(true, Relaxed);
+                continue;
+            };
             let late = space.lock().request.is_some();
             if late {
                 self.resume(&space);
@@ -392,7 +398,10 @@ impl Pager {
 
     pub(crate) fn listen(&self, space: &Space, worker: &Worker, patience: Duration) -> Talk {
         let words = match worker.link.receive(patience) {
-            Ok(None) => return Talk::Silent,
+            Ok(None) => {
+                self.some_are_late.store(true, Relaxed);
+                return Talk::Silent;
+            }
             Ok(Some(received)) => received.words,
             Err(_) => return self.lose_worker(space),
         };

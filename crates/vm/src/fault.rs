@@ -2,12 +2,14 @@
 //!
 //! 1. [`Pager::service`] takes the lock of the address space and reads all messages ([`Pager::drain`]). Changes of the layout
 //!    are applied in the order in which they happened; faults are put with those that wait.
-//! 2. Each waiting fault is answered: zeros for a page that was never touched, a copy for a staged one. A stored page, and
-//!    what follows it on a sequential walk, is marked as loading.
+//! 2. Waiting faults are answered: zeros for a page that was never touched, a copy for a staged one. A stored page, and
+//!    what follows it on a sequential walk, is marked as loading. Those for whom there is no memory queue up; only the first of
+//!    them is tried again, so that an answer costs the same however many wait.
 //! 3. Without the lock, loading pages are decompressed; under it again they are filled, if they are still loading.
 //! 4. A fill that the kernel refuses because the layout is changing is tried again after the event has been read.
 
 use std::io;
+use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Instant;
 
@@ -16,7 +18,7 @@ use uzswap_engine::{LoadError, PAGE_SIZE, Page, Slot};
 use crate::PAGE;
 use crate::epoch::{self, Change, Event};
 use crate::evict::STORE_PAGES;
-use crate::pager::{Pager, read_pages, with_buffer};
+use crate::pager::{Account, Pager, read_pages, with_buffer};
 use crate::range::Range;
 use crate::readahead::MAX_WINDOW;
 use crate::space::{Fault, Outcome, Request, Space, State};
@@ -35,8 +37,7 @@ impl Pager {
     pub(crate) fn service_while(&self, space: &Space, more: impl Fn() -> bool) {
         let mut tries = 0;
         loop {
-            let mut loads = Vec::new();
-            let mut unsettled = false;
+            let mut pass = Pass::default();
             let news = {
                 let mut state = space.lock();
                 if state.gone || matches!(state.request, Some(Request::Evict { .. })) {
@@ -44,30 +45,17 @@ impl Pager {
                     return;
                 }
                 let news = self.drain(space, &mut state);
-                for mut fault in std::mem::take(&mut state.waiting) {
-                    match self.answer(space, &mut state, &mut fault) {
-                        Answer::Done => answered(space, &mut state, fault),
-                        Answer::Load(load) => loads.push(load),
-                        Answer::NoRoom => {
-                            space.stall(&mut state, &mut fault);
-                            state.waiting.push(fault);
-                        }
-                        Answer::Unsettled => {
-                            unsettled = true;
-                            state.waiting.push(fault);
-                        }
-                    }
-                }
+                self.answer_some(space, &mut state, &mut pass);
                 news
             };
-            if loads.len() > 1 {
+            if pass.loads.len() > 1 {
                 self.rearm(space);
             }
-            let done = !news && !unsettled && loads.is_empty();
-            for load in loads {
+            let done = !news && !pass.unsettled && pass.loads.is_empty();
+            for load in pass.loads {
                 self.finish_load(space, load);
             }
-            if unsettled {
+            if pass.unsettled {
                 wait_for_program(&space.uffd, &mut tries);
             } else if done && !more() {
                 self.rearm(space);
@@ -180,8 +168,46 @@ impl Pager {
         }
     }
 
+    /// Answers those who wait, as many as one thread can load for before others have to: first those who wait for memory, in
+    /// the order in which they came, as long as there is some.
+    fn answer_some(&self, space: &Space, state: &mut State, pass: &mut Pass) {
+        while pass.has_room()
+            && let Some(fault) = state.starved.pop_front()
+        {
+            self.try_answer(space, state, pass, fault);
+        }
+        let mut waiting = std::mem::take(&mut state.waiting).into_iter();
+        while pass.loads.len() < MOST_LOADS
+            && let Some(fault) = waiting.next()
+        {
+            self.try_answer(space, state, pass, fault);
+        }
+        state.waiting.extend(waiting);
+    }
+
+    fn try_answer(&self, space: &Space, state: &mut State, pass: &mut Pass, mut fault: Fault) {
+        match self.answer(space, state, pass, &mut fault) {
+            Answer::Done => answered(space, state, fault),
+            Answer::Load(load) => pass.loads.push(load),
+            Answer::NoRoom if pass.starves => {
+                space.stall(state, &mut fault);
+                state.starved.push_back(fault);
+            }
+            // The first of all who wait.
+            Answer::NoRoom => {
+                pass.starves = true;
+                space.stall(state, &mut fault);
+                state.starved.push_front(fault);
+            }
+            Answer::Unsettled => {
+                pass.unsettled = true;
+                state.waiting.push(fault);
+            }
+        }
+    }
+
     /// Answers one fault.
-    fn answer(&self, space: &Space, state: &mut State, fault: &mut Fault) -> Answer {
+    fn answer(&self, space: &Space, state: &mut State, pass: &Pass, fault: &mut Fault) -> Answer {
         let page = fault.page;
         if state.worker.is_none() && state.beacon == Some(page) {
             self.beacon_seen(fault.tid, space);
@@ -190,10 +216,10 @@ impl Pager {
             state.settle_removals();
         }
         match state.table.get(page) {
-            PageState::Resident => self.answer_untouched(space, state, *fault),
+            PageState::Resident => self.answer_untouched(space, state, pass, *fault),
             PageState::Staged(sequence) => {
                 space.stall(state, fault);
-                self.rescue(space, state, page, sequence)
+                self.rescue(space, state, pass, page, sequence)
             }
             // The thread that loads it wakes everybody.
             PageState::Loading(_) => Answer::Done,
@@ -206,9 +232,9 @@ impl Pager {
                         _ => None,
                     })
                     .collect();
-                if !space.account().admit(pages.len() as u64) {
+                if !pass.admits(space, pages.len() as u64) {
                     pages.truncate(1);
-                    if !space.account().admit(1) {
+                    if !pass.admits(space, 1) {
                         return Answer::NoRoom;
                     }
                 }
@@ -218,17 +244,17 @@ impl Pager {
                     self.engine.dup(slot);
                     state.table.set(page, PageState::Loading(slot));
                 }
-                Answer::Load(Load { fault: *fault, pages })
+                Answer::Load(Load::new(*fault, pages, space.account()))
             }
         }
     }
 
     /// A page that was never touched, or was discarded by the program: zeros.
-    fn answer_untouched(&self, space: &Space, state: &mut State, fault: Fault) -> Answer {
+    fn answer_untouched(&self, space: &Space, state: &mut State, pass: &Pass, fault: Fault) -> Answer {
         static ZEROS: [u8; MAX_WINDOW * PAGE_SIZE] = [0; MAX_WINDOW * PAGE_SIZE];
         let page = fault.page;
         let (filled, error) = if fault.write {
-            if !space.account().admit(1) {
+            if !pass.admits(space, 1) {
                 return Answer::NoRoom;
             }
             let window = state.readahead.window(page);
@@ -253,9 +279,9 @@ impl Pager {
     }
 
     /// Gives a staged page back: it is copied, and its copy in the staging area is discarded in its turn.
-    fn rescue(&self, space: &Space, state: &mut State, page: u64, sequence: u32) -> Answer {
+    fn rescue(&self, space: &Space, state: &mut State, pass: &Pass, page: u64, sequence: u32) -> Answer {
         // Until that has been discarded the page is there twice.
-        if !space.account().admit(1) {
+        if !pass.admits(space, 1) {
             return Answer::NoRoom;
         }
         let mut data = [0; PAGE_SIZE];
@@ -289,7 +315,7 @@ impl Pager {
     }
 
     fn load_and_fill(&self, space: &Space, load: Load, buffer: &mut [Page]) {
-        let Load { fault, pages } = load;
+        let Load { fault, ref pages, .. } = load;
         let mut loaded = 0;
         let mut corrupt = false;
         for (&(_, slot), data) in pages.iter().zip(buffer.iter_mut()) {
@@ -384,10 +410,48 @@ impl From<Outcome> for Answer {
     }
 }
 
-/// A fault and the pages to bring for it, the first its own.
+/// A fault and the pages to bring for it, the first its own. Whoever pays has them on the way as long as this lives.
 pub(crate) struct Load {
-    pub fault: Fault,
-    pub pages: Vec<(u64, Slot)>,
+    fault: Fault,
+    pages: Vec<(u64, Slot)>,
+    account: Arc<dyn Account>,
+}
+
+impl Load {
+    /// Pages that `account` has admitted.
+    pub fn new(fault: Fault, pages: Vec<(u64, Slot)>, account: Arc<dyn Account>) -> Load {
+        account.load_begins(pages.len() as u64);
+        Load { fault, pages, account }
+    }
+}
+
+impl Drop for Load {
+    fn drop(&mut self) {
+        self.account.load_ends(self.pages.len() as u64);
+    }
+}
+
+/// How many faults one thread loads for before it looks again who else waits.
+const MOST_LOADS: usize = 16;
+
+/// What has come of the faults that were tried in one go.
+#[derive(Default)]
+struct Pass {
+    loads: Vec<Load>,
+    /// One had to be left because the layout is changing.
+    unsettled: bool,
+    /// There was no memory for one: there is none for those who came later.
+    starves: bool,
+}
+
+impl Pass {
+    fn has_room(&self) -> bool {
+        !self.starves && self.loads.len() < MOST_LOADS
+    }
+
+    fn admits(&self, space: &Space, pages: u64) -> bool {
+        !self.starves && space.account().admit(pages)
+    }
 }
 
 /// Whether a forked child has inherited `address` registered. What the child says meanwhile is added to `said`: were it

@@ -38,6 +38,10 @@ use crate::{PAGE, layout};
 pub trait Account: Send + Sync {
     /// Asks for memory for `pages` pages to become resident; `false` makes the fault wait until reclaim has made room.
     fn admit(&self, pages: u64) -> bool;
+    /// So many pages that were admitted are on their way: not resident yet, however much is measured.
+    fn load_begins(&self, pages: u64);
+    /// They have come, or will not.
+    fn load_ends(&self, pages: u64);
     /// The group that pays for what is stored.
     fn group(&self) -> Group;
     /// What happens to its pages is counted here.
@@ -96,6 +100,8 @@ pub struct Pager {
     registry: Mutex<Registry>,
     several_nodes: bool,
     pub(crate) evicting: AtomicBool,
+    /// A worker was silent when it was last asked.
+    pub(crate) some_are_late: AtomicBool,
 }
 
 #[derive(Default)]
@@ -117,7 +123,8 @@ impl Pager {
     pub fn new(engine: Arc<Zswap>, host: Arc<dyn Host>) -> io::Result<Pager> {
         let epoll = Epoll::new()?;
         let several_nodes = process::memory_nodes() > 1;
-        Ok(Pager { engine, host, epoll, registry: Mutex::default(), several_nodes, evicting: AtomicBool::new(true) })
+        let (evicting, some_are_late) = (AtomicBool::new(true), AtomicBool::new(false));
+        Ok(Pager { engine, host, epoll, registry: Mutex::default(), several_nodes, evicting, some_are_late })
     }
 
     /// Every address space.

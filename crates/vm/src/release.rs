@@ -76,14 +76,14 @@ impl Pager {
             let started = Instant::now();
             for page in pages {
                 let fault = Fault { page: page.0, write: false, tid: 0, since: started, stalls: false };
-                self.finish_load(space, Load { fault, pages: vec![page] });
+                self.finish_load(space, Load::new(fault, vec![page], space.account()));
             }
         }
         self.service(space);
         let state = space.lock();
         // What could not be loaded stays where it is.
         let away = |(_, state): &(u64, PageState)| matches!(state, PageState::Staged(_) | PageState::Loading(_));
-        let waiting = state.waiting.iter().any(|fault| range.contains(fault.page));
+        let waiting = state.waiting.iter().chain(&state.starved).any(|fault| range.contains(fault.page));
         state.gone || !waiting && !state.table.list(range).iter().any(away)
     }
 

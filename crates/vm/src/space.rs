@@ -147,8 +147,10 @@ pub(crate) struct State {
     pub unheard: Vec<Message>,
     /// How many epochs of events have been applied.
     pub epoch: u64,
-    /// Faults read but not answered: they wait for memory, or for the layout to settle.
+    /// Faults read but not answered: they are new, or wait for the layout to settle.
     pub waiting: Vec<Fault>,
+    /// Those that wait for memory, in the order in which they came.
+    pub starved: VecDeque<Fault>,
     /// The threads that wait for memory: for a page that was taken from them, or for the limit.
     pub stalled: Vec<u32>,
     /// Whom this was told.
@@ -233,7 +235,7 @@ impl Space {
     /// Whether threads of the program wait for memory, or to be heard.
     pub fn has_waiting(&self) -> bool {
         let state = self.lock();
-        !(state.waiting.is_empty() && state.unheard.is_empty())
+        !(state.waiting.is_empty() && state.starved.is_empty() && state.unheard.is_empty())
     }
 
     /// Pages in the staging area.
@@ -363,6 +365,7 @@ impl State {
         self.gone = true;
         self.empty(engine, Range::new(0, u64::MAX));
         self.waiting.clear();
+        self.starved.clear();
         self.worker = None;
     }
 }

@@ -305,6 +305,10 @@ impl Account for Told {
         true
     }
 
+    fn load_begins(&self, _: u64) {}
+
+    fn load_ends(&self, _: u64) {}
+
     fn group(&self) -> uzswap_engine::Group {
         uzswap_engine::Group::ROOT
     }

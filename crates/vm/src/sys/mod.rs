@@ -15,6 +15,7 @@ pub mod pressure;
 pub mod process;
 pub mod ptrace;
 pub mod thread;
+pub mod threads;
 pub mod uffd;
 
 use std::io;

@@ -9,12 +9,11 @@
 
 #![allow(unsafe_code)]
 
-use std::cmp::Reverse;
 use std::collections::HashSet;
 use std::io;
 use std::marker::PhantomData;
-use std::os::unix::fs::MetadataExt;
-use std::time::Duration;
+
+use super::threads::Threads;
 
 /// How often to look for threads that were started meanwhile.
 const PASSES: usize = 3;
@@ -27,31 +26,29 @@ pub struct Held {
 }
 
 impl Held {
-    /// Holds the threads of process `pid` that run: none does anything more in the program, though they may still have
+    /// Holds those of the threads that run: none does anything more in the program, though they may still have
     /// to leave the kernel. Those that may not be traced, or are already, run on.
-    pub fn hold(pid: i32) -> Held {
+    pub fn hold(threads: &Threads) -> Held {
         let mut held = Held::default();
-        held.hold_more(pid);
+        held.hold_more(threads);
         held
     }
 
     /// Holds those that run now, too.
-    pub fn hold_more(&mut self, pid: i32) {
+    pub fn hold_more(&mut self, threads: &Threads) {
+        let mut seen = 0;
         for _ in 0..PASSES {
-            if self.threads.len() == threads(pid) {
+            let count = threads.count();
+            if seen == count || self.threads.len() == count {
                 break;
             }
-            let before = self.threads.len();
-            if self.seize_runners(pid).is_err() || self.threads.len() == before {
-                break;
-            }
+            threads.look_through(seen, |id| {
+                if !self.threads.contains(&id) && threads.runs(id) && seize(id) {
+                    self.threads.insert(id);
+                }
+            });
+            seen = count;
         }
-    }
-
-    /// How long it takes to look through the threads of process `pid`.
-    pub fn takes(pid: i32) -> Duration {
-        const EACH: Duration = Duration::from_micros(8);
-        EACH * threads(pid) as u32
     }
 
     /// Whether nobody is held.
@@ -71,25 +68,6 @@ impl Held {
             Err(_) => false,
         });
     }
-
-    /// Seizes the threads that run and are not held: first the one that the program began with, then the youngest.
-    fn seize_runners(&mut self, pid: i32) -> io::Result<()> {
-        let tasks = std::fs::read_dir(format!("/proc/{pid}/task"))?;
-        let mut ids: Vec<i32> = tasks.filter_map(|task| task.ok()?.file_name().to_str()?.parse().ok()).collect();
-        ids.sort_unstable_by_key(|&id| (id != pid, Reverse(id)));
-        for id in ids {
-            if !self.threads.contains(&id) && runs(pid, id) && seize(id) {
-                self.threads.insert(id);
-            }
-        }
-        Ok(())
-    }
-}
-
-/// How many threads a process has.
-fn threads(pid: i32) -> usize {
-    // The links of the directory: one for each, its own and that of its parent.
-    std::fs::metadata(format!("/proc/{pid}/task")).map_or(0, |tasks| (tasks.nlink() as usize).saturating_sub(2))
 }
 
 /// The signal that a held thread is about to take, 0 if none; `None` if it has not stopped yet; an error if it has ended.
@@ -118,16 +96,11 @@ fn ptrace(request: libc::c_uint, id: i32, signal: i32) -> io::Result<()> {
     super::check(result as libc::c_int).map(drop)
 }
 
-/// Whether a thread runs, or will as soon as a lock of the kernel is free.
-fn runs(pid: i32, id: i32) -> bool {
-    let text = std::fs::read_to_string(format!("/proc/{pid}/task/{id}/stat")).unwrap_or_default();
-    text.rsplit_once(')').is_some_and(|(_, rest)| rest.trim_start().starts_with(['R', 'D']))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use std::process::{Child, Command, Stdio};
+    use std::time::Duration;
 
     /// A shell that is gone when the test is over, however that ends.
     struct Shell(Child);
@@ -164,6 +137,10 @@ mod tests {
         }
     }
 
+    fn hold(shell: &Shell) -> Held {
+        Held::hold(&Threads::open(shell.pid()).expect("it lives"))
+    }
+
     fn let_go(mut held: Held) {
         while !held.is_empty() {
             held.let_go();
@@ -174,7 +151,7 @@ mod tests {
     #[test]
     fn a_held_thread_does_not_run_and_then_runs_on() {
         let mut shell = Shell::new("trap 'echo heard; exit 7' USR1; while :; do :; done");
-        let held = Held::hold(shell.pid());
+        let held = hold(&shell);
         assert!(!held.is_empty(), "it ran");
         while shell.field(0) != "t" {
             std::thread::sleep(Duration::from_millis(1));
@@ -195,14 +172,15 @@ mod tests {
     #[test]
     fn who_sleeps_is_left_alone_and_who_dies_is_forgotten() {
         let sleeper = Shell::new("exec sleep 100");
-        assert!(Held::hold(sleeper.pid()).is_empty());
+        assert!(hold(&sleeper).is_empty());
         let mut shell = Shell::new("while :; do :; done");
-        let held = Held::hold(shell.pid());
+        let threads = Threads::open(shell.pid()).expect("it lives");
+        let held = Held::hold(&threads);
         shell.0.kill().expect("our child");
         let_go(held);
         // It is the child of the process that traces it: it has been collected.
         assert!(shell.0.wait().is_err());
         assert!(!std::path::Path::new(&format!("/proc/{}", shell.pid())).exists());
-        assert!(Held::hold(shell.pid()).is_empty());
+        assert!(Held::hold(&threads).is_empty());
     }
 }
