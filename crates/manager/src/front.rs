@@ -117,7 +117,7 @@ pub fn run(
     let server = control_fs.as_ref().map(|control_fs| control_fs.server);
     let mut front = Front { manager: Some(manager), manager_status: None, server, program: None, program_status: None };
     while !bell.is_ready() {
-        signals.wait(Duration::from_millis(10));
+        signals.wait(Duration::from_millis(1));
         front.collect();
         if front.manager_status.is_some() {
             return Err(RunError::setup("the manager could not start".into()));

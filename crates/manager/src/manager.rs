@@ -173,7 +173,6 @@ impl Manager {
     fn start(setup: Setup) -> std::io::Result<Manager> {
         let Setup { config, name, listener, door, swap, agent, front, front_pid, bell, serves } = setup;
         memory::raise_descriptor_limit();
-        memory::make_room_for_descriptors();
         // Without the right to lock memory the manager works, but may be paged itself; `doctor` says so.
         let _ = memory::lock_all();
         let max_pool_bytes = pool_cap(&config, swap.is_some());
@@ -277,10 +276,8 @@ impl Manager {
         thread("reclaim").spawn(move || reclaimer.run())?;
         let (worker, stop) = (self.shrink_worker.clone(), self.stop.clone());
         thread("shrink").spawn(move || worker.run(&stop))?;
-        if let Some(trigger) = pressure::trigger() {
-            let (groups, worker, stop) = (self.groups.clone(), self.shrink_worker.clone(), self.stop.clone());
-            thread("pressure").spawn(move || pressure::listen(&trigger, &groups, &worker, &stop))?;
-        }
+        let (groups, worker, stop) = (self.groups.clone(), self.shrink_worker.clone(), self.stop.clone());
+        thread("pressure").spawn(move || pressure::listen(&groups, &worker, &stop))?;
         let (looks, stop) = (watch.clone(), self.stop.clone());
         thread("watch").spawn(move || looks.run(&stop))?;
         let (looks, stop) = (watch.clone(), self.stop.clone());

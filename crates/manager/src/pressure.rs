@@ -15,11 +15,11 @@ use crate::shrink::ShrinkWorker;
 /// How long tasks have waited for memory, of two seconds, when it is pressure.
 const STALL: Duration = Duration::from_millis(100);
 
-/// How often to look whether the job is over.
+/// How often to look whether the job is over, or has a pool.
 const PATIENCE: Duration = Duration::from_millis(500);
 
 /// The nearest trigger that may be had; none where the kernel keeps no pressure information.
-pub fn trigger() -> Option<Trigger> {
+fn trigger() -> Option<Trigger> {
     let host = PathBuf::from("/proc/pressure/memory");
     cgroup().into_iter().chain([host]).find_map(|file| Trigger::open(&file, STALL).ok())
 }
@@ -32,7 +32,15 @@ fn cgroup() -> Option<PathBuf> {
 }
 
 /// Tells the shrink worker of pressure until told to stop.
-pub fn listen(trigger: &Trigger, groups: &Groups, worker: &ShrinkWorker, stop: &AtomicBool) {
+pub fn listen(groups: &Groups, worker: &ShrinkWorker, stop: &AtomicBool) {
+    // Whoever has a trigger waits ten milliseconds for the kernel at the end: not a job that never has a pool.
+    while worker.engine.pool_bytes() == 0 {
+        std::thread::sleep(PATIENCE);
+        if stop.load(Relaxed) {
+            return;
+        }
+    }
+    let Some(trigger) = trigger() else { return };
     while !stop.load(Relaxed) {
         match trigger.wait(PATIENCE) {
             Ok(true) => groups.all().iter().for_each(|charge| worker.press(charge.group, 1.0)),

@@ -18,7 +18,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
-use parking_lot::{Mutex, RwLock};
+use parking_lot::RwLock;
 use uzswap_engine::PAGE_SIZE;
 use uzswap_proto::{Advise, GREETING_WORDS, Hello, Job, greeting, kind, step};
 use uzswap_vm::pager::Pager;
@@ -69,15 +69,16 @@ pub struct Session {
 pub struct Share {
     /// In bytes. At first all is its parent's; what it has come to have since this was measured is its own.
     bytes: AtomicU64,
-    /// When to measure that again; None as long as somebody is to do it.
-    due: Mutex<Option<Instant>>,
+    begun: Instant,
+    /// When to measure that again, in microseconds since it began; `u64::MAX` as long as somebody is to do it.
+    due: AtomicU64,
 }
 
 impl Share {
     fn new(bytes: u64) -> Share {
-        /// How soon it is measured first.
-        const SOON: Duration = Duration::from_millis(20);
-        Share { bytes: AtomicU64::new(bytes), due: Mutex::new(Some(Instant::now() + SOON)) }
+        /// How soon it is measured first, in microseconds.
+        const SOON: u64 = 20_000;
+        Share { bytes: AtomicU64::new(bytes), begun: Instant::now(), due: AtomicU64::new(SOON) }
     }
 
     /// In bytes.
@@ -85,15 +86,19 @@ impl Share {
         self.bytes.load(Relaxed)
     }
 
-    /// Whether it is time to measure it. Whoever is told so sees to it: nobody else is, until [`Session::measure_share`]. Waits for
-    /// nobody.
+    /// Whether it is time to measure it. Whoever is told so sees to it: nobody else is, until [`Session::measure_share`].
     pub fn is_due(&self) -> bool {
-        self.due.try_lock().is_some_and(|mut due| due.take_if(|due| *due <= Instant::now()).is_some())
+        let due = self.due.load(Relaxed);
+        due <= self.now() && self.due.compare_exchange(due, u64::MAX, Relaxed, Relaxed).is_ok()
     }
 
     /// It could not be seen to.
     pub fn put_off(&self) {
-        *self.due.lock() = Some(Instant::now());
+        self.due.store(self.now(), Relaxed);
+    }
+
+    fn now(&self) -> u64 {
+        self.begun.elapsed().as_micros() as u64
     }
 }
 
@@ -138,10 +143,11 @@ impl Session {
     /// Measures its share anew. That walks over its whole memory and waits for its layout to stand still; it is next due when no more
     /// than one in `rarity` parts of the time will have been spent on it.
     pub fn measure_share(&self, rarity: u32) {
-        let start = Instant::now();
+        let start = self.share.now();
         let shared = self.proportional_pages().map_or(0, |own| self.anon_pages().saturating_sub(own));
         self.share.bytes.store(shared * PAGE_SIZE as u64, Relaxed);
-        *self.share.due.lock() = Some(start + start.elapsed() * rarity);
+        let end = self.share.now();
+        self.share.due.store(end + (end - start) * u64::from(rarity), Relaxed);
     }
 
     /// Anonymous pages with those shared with other processes counted in part.

@@ -12,11 +12,14 @@ use std::os::unix::process::CommandExt;
 use std::process::Command;
 use std::time::Duration;
 
+use super::memory;
+
 /// Clones this process into one that has its own memory but the same descriptor table: what one opens the other has,
 /// and it stays open until both are gone. Gives the child's id, or 0 in the child.
 ///
 /// To be called while the process has one thread.
 pub fn clone_sharing_descriptors() -> io::Result<i32> {
+    memory::make_room_for_descriptors();
     // SAFETY: without a new stack and without CLONE_VM this is fork, with a shared descriptor table. With one thread no
     // lock can be left held in the child.
     let pid = unsafe { libc::syscall(libc::SYS_clone, libc::CLONE_FILES | libc::SIGCHLD, 0, 0, 0, 0) };

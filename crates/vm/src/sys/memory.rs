@@ -24,28 +24,34 @@ pub fn lock_all() -> io::Result<()> {
     super::check(unsafe { libc::mlockall(libc::MCL_CURRENT | libc::MCL_FUTURE | libc::MCL_ONFAULT) }).map(drop)
 }
 
-/// Raises the limit on open descriptors as far as it goes: the manager holds several for each process.
-pub fn raise_descriptor_limit() {
+/// Raises the limit on open descriptors as far as it goes: the manager holds several for each process. Gives the one before.
+pub fn raise_descriptor_limit() -> Option<libc::rlimit> {
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
     // SAFETY: one structure, filled by the first call.
     unsafe {
-        let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
-        if libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) == 0 {
-            limit.rlim_cur = limit.rlim_max;
-            libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit);
+        if libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) != 0 {
+            return None;
         }
+        let raised = libc::rlimit { rlim_cur: limit.rlim_max, ..limit };
+        libc::setrlimit(libc::RLIMIT_NOFILE, &raw const raised);
     }
+    Some(limit)
 }
 
-/// Makes the table of descriptors as large as it may be needed. The kernel does so in its own time when the table is full, and
-/// whoever opens something meanwhile waits for it: milliseconds.
+/// Makes the table of descriptors as large as it may be needed. The kernel does so in its own time when a table is full that
+/// several processes or threads have, and whoever opens something meanwhile waits for it: ten milliseconds.
 pub fn make_room_for_descriptors() {
     const ENOUGH: libc::c_int = 1 << 14;
-    // SAFETY: a descriptor of our own, closed at once.
+    // Programs that are started from here keep the limit that they would have had.
+    let Some(before) = raise_descriptor_limit() else { return };
+    let last = ENOUGH.min(before.rlim_max.try_into().unwrap_or(ENOUGH)) - 1;
+    // SAFETY: a descriptor of our own, closed at once; a structure on this stack.
     unsafe {
-        let last = libc::fcntl(2, libc::F_DUPFD_CLOEXEC, ENOUGH - 1);
-        if last >= 0 {
-            libc::close(last);
+        let copy = libc::fcntl(2, libc::F_DUPFD_CLOEXEC, last);
+        if copy >= 0 {
+            libc::close(copy);
         }
+        libc::setrlimit(libc::RLIMIT_NOFILE, &raw const before);
     }
 }
 
