@@ -436,6 +436,15 @@ def moveover(context: Context, test):
     yield Result("moveover", right, "" if right else complaint(outcome))
 
 
+@test("toandfro", 60, needs_uzswap=False)
+def moves_to_and_fro(context: Context, test):
+    """Threads that do nothing but move memory do not keep the manager from anything."""
+    argv = [context.program("toandfro"), context.size(16, 64), context.size(2, 20)]
+    outcome = context.run(argv, "--memory-max", "1G", timeout=test.seconds)
+    right = (outcome.status, outcome.stdout) == (0, "all of it is whole\n")
+    yield Result("toandfro", right, "" if right else complaint(outcome))
+
+
 @test("hugefork", 60, needs_uzswap=False)
 def forks_with_huge_pages(context: Context, test):
     """A mapping that begins with a huge page is managed as any other, and forked children have all of it."""

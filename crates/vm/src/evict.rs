@@ -62,7 +62,7 @@ impl Pager {
         space.uffd.register(Range::page(worker.hello.beacon))?;
         state.beacon = Some(worker.hello.beacon);
         let mut tried = RangeSet::default();
-        for part in mappings.into_iter().flat_map(|mapping| outside(mapping, worker.region())) {
+        for part in mappings.into_iter().flat_map(|mapping| mapping.without(worker.region())) {
             for fresh in state.registered.missing(part) {
                 let continues =
                     state.registered.contains(fresh.start.wrapping_sub(1)) || state.registered.contains(fresh.end);
@@ -458,11 +458,4 @@ impl Pager {
 /// Joins neighbouring pages.
 fn runs_of(pages: &[u64]) -> Vec<Run> {
     pages.chunk_by(|a, b| a + PAGE == *b).map(|run| Run::new(run[0], run.len())).collect()
-}
-
-/// The parts of `range` that are not in `hole`.
-fn outside(range: Range, hole: Range) -> impl Iterator<Item = Range> {
-    [Range::new(range.start, range.end.min(hole.start)), Range::new(range.start.max(hole.end), range.end)]
-        .into_iter()
-        .filter(|part| !part.is_empty())
 }

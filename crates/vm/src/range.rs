@@ -50,6 +50,14 @@ impl Range {
         Range::new(self.start.max(other.start), self.end.min(other.end))
     }
 
+    /// What of it lies before and what behind `hole`; either may be empty.
+    pub fn without(self, hole: Range) -> [Range; 2] {
+        if !self.overlaps(hole) {
+            return [self, Range::new(0, 0)];
+        }
+        [Range::new(self.start, hole.start), Range::new(hole.end, self.end)]
+    }
+
     /// Whether they have something in common.
     pub fn overlaps(self, other: Range) -> bool {
         !self.intersect(other).is_empty()
