@@ -1,6 +1,6 @@
 //! What the engine adds to the bare codec, on pages of real memory: `cargo bench -p uzswap-engine --bench images`.
 //!
-//! Prints four tables: store and load beside the codec alone; two threads beside one; ten million entries beside ten
+//! Prints four tables: store and load beside the codec alone, and what it takes to give up what was loaded; two threads beside one; ten million entries beside ten
 //! thousand; and what a byte of memory holds.
 //! With `--quick` it looks at a quarter of the pages, three times instead of nine; with `--codec`, `--threads`, `--entries` or
 //! `--capacity` it prints that table.
@@ -125,6 +125,18 @@ fn load(zswap: &Zswap, slots: &[Slot]) {
     for &slot in slots {
         zswap.load(slot, &mut page).expect("as stored");
         black_box(&page);
+    }
+}
+
+fn invalidate(zswap: &Zswap, slots: &[Slot]) {
+    slots.iter().for_each(|slot| zswap.invalidate(*slot));
+}
+
+fn load_and_invalidate(zswap: &Zswap, slots: &[Slot]) {
+    let mut page = [0; PAGE_SIZE];
+    for &slot in slots {
+        zswap.load(slot, &mut page).expect("as stored");
+        black_box(&page);
         zswap.invalidate(slot);
     }
 }
@@ -153,7 +165,7 @@ fn shuffled(count: usize, seed: u64) -> Vec<usize> {
 }
 
 fn against_the_codec(images: &[Image], rounds: usize) {
-    println!("microseconds a page     codec   store          added    codec    load          added");
+    println!("microseconds a page     codec   store          added    codec    load          added  invalidate");
     for compressor in CODECS {
         for image in images {
             let pages = &image.pages;
@@ -168,8 +180,8 @@ fn against_the_codec(images: &[Image], rounds: usize) {
             }
             let order = shuffled(pages.len(), 2);
             // So that the tables have grown before they are measured.
-            load(&zswap, &store(&zswap, pages));
-            let mut times: [Vec<Duration>; 4] = Default::default();
+            load_and_invalidate(&zswap, &store(&zswap, pages));
+            let mut times: [Vec<Duration>; 5] = Default::default();
             for _ in 0..rounds {
                 let (compressed, ()) = spent(|| {
                     for (number, page) in pages.iter().enumerate() {
@@ -186,14 +198,15 @@ fn against_the_codec(images: &[Image], rounds: usize) {
                 assert_eq!(pages[order[pages.len() - 1]], page, "the codec alone returns what it was given");
                 let slots: Vec<Slot> = order.iter().map(|&number| slots[number]).collect();
                 let (loaded, ()) = spent(|| load(&zswap, &slots));
-                for (times, time) in times.iter_mut().zip([compressed, stored, decompressed, loaded]) {
+                let (invalidated, ()) = spent(|| invalidate(&zswap, &slots));
+                for (times, time) in times.iter_mut().zip([compressed, stored, decompressed, loaded, invalidated]) {
                     times.push(time);
                 }
             }
-            let [compress, stored, decompress, loaded] = times.map(|times| median(times, pages.len()));
+            let [compress, stored, decompress, loaded, invalidated] = times.map(|times| median(times, pages.len()));
             let added = |bare: f64, ours: f64| format!("{:+.2} ({:+.0} %)", ours - bare, (ours / bare - 1.0) * 100.0);
             println!(
-                "{:<8}{:<14}{compress:>7.2}{stored:>8.2}{:>16}{decompress:>8.2}{loaded:>8.2}{:>16}",
+                "{:<8}{:<14}{compress:>7.2}{stored:>8.2}{:>16}{decompress:>8.2}{loaded:>8.2}{:>16}{invalidated:>11.2}",
                 compressor.name(),
                 image.name,
                 added(compress, stored),
@@ -212,9 +225,9 @@ fn together(engines: &[&Zswap], pages: &[Page]) -> (Duration, Duration) {
     let start = Barrier::new(engines.len() + 1);
     let work = |zswap: &Zswap| {
         // The codec's contexts are the thread's.
-        load(zswap, &store(zswap, &pages[..64]));
+        load_and_invalidate(zswap, &store(zswap, &pages[..64]));
         start.wait();
-        spent(|| load(zswap, &store(zswap, pages))).0
+        spent(|| load_and_invalidate(zswap, &store(zswap, pages))).0
     };
     std::thread::scope(|scope| {
         let threads: Vec<_> = engines.iter().map(|zswap| scope.spawn(|| work(zswap))).collect();

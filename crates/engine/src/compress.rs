@@ -6,6 +6,8 @@
 //! 3. Bytes are copied out of the pool into the scratch under the pool's lock and decompressed after it is dropped.
 //! 4. The buffer has room for the worst that a codec makes of a page. A codec that need not look for the end of its output is
 //!    faster; what has come out too long is refused afterwards.
+//! 5. Where page after page does not compress (media, what is encrypted or compressed already), the codec is spared most of
+//!    them: see [`Streak`].
 
 use crate::names::{UnknownName, named};
 use crate::{PAGE_SIZE, Page, lzo};
@@ -65,6 +67,31 @@ impl FromStr for Compressor {
 #[derive(Debug)]
 pub(crate) struct CodecError;
 
+/// How many pages in a row did not compress. After [`HOPELESS`](Self::HOPELESS) of them only a sample of each is compressed,
+/// and the page only if that got smaller; but one in [`RETRIED`](Self::RETRIED) is always tried whole. A page that would compress is
+/// thus kept as it is only among those that do not, and where its sample does not show it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(crate) struct Streak(u8);
+
+impl Streak {
+    const HOPELESS: u8 = 8;
+    const RETRIED: u8 = 16;
+
+    /// Whether the next page is to be sampled first.
+    pub fn asks_for_sample(self) -> bool {
+        self.0 >= Self::HOPELESS && self.0 < Self::HOPELESS + Self::RETRIED - 1
+    }
+
+    /// Counts a page.
+    pub fn count(&mut self, compressed: bool) {
+        self.0 = match self.0 {
+            _ if compressed => 0,
+            number if number < Self::HOPELESS + Self::RETRIED - 1 => number + 1,
+            _ => Self::HOPELESS,
+        };
+    }
+}
+
 /// One thread's contexts and buffers.
 pub(crate) struct Scratch {
     /// Compressed bytes, or a page on its way to disk.
@@ -102,17 +129,31 @@ pub(crate) fn with_scratch<R>(work: impl FnOnce(&mut Scratch) -> R) -> R {
 impl Scratch {
     /// Compresses a page into the buffer and returns the length: at most `limit`, None if it takes more.
     pub fn compress(&mut self, compressor: Compressor, page: &Page, limit: usize) -> Result<Option<usize>, CodecError> {
+        Ok(self.compress_bytes(compressor, page)?.filter(|length| *length <= limit))
+    }
+
+    /// Whether pieces from all over a page, taken together, get smaller.
+    pub fn compresses_sample(&mut self, compressor: Compressor, page: &Page) -> Result<bool, CodecError> {
+        const PIECE: usize = 64;
+        const PIECES: usize = 8;
+        let mut sample = [0; PIECES * PIECE];
+        for (piece, part) in sample.chunks_exact_mut(PIECE).zip(page.chunks_exact(PAGE_SIZE / PIECES)) {
+            piece.copy_from_slice(&part[..PIECE]);
+        }
+        Ok(self.compress_bytes(compressor, &sample)?.is_some_and(|length| length < sample.len()))
+    }
+
+    fn compress_bytes(&mut self, compressor: Compressor, bytes: &[u8]) -> Result<Option<usize>, CodecError> {
         let output = self.buffer.as_mut_slice();
-        let length = match compressor {
-            Compressor::Lz4 => lz4::block::compress_to_buffer(page, None, false, output).ok(),
+        Ok(match compressor {
+            Compressor::Lz4 => lz4::block::compress_to_buffer(bytes, None, false, output).ok(),
             Compressor::LzoRle => {
                 let positions = self.codecs.lzo.get_or_insert_with(|| Box::new([0; lzo::POSITIONS]));
-                lzo::compress(page, output, positions)
+                lzo::compress(bytes, output, positions)
             }
-            Compressor::Zstd => self.codecs.zstd()?.compressor.compress_to_buffer(page, output).ok(),
-            Compressor::Deflate => self.codecs.deflate().compressor.deflate_compress(page, output).ok(),
-        };
-        Ok(length.filter(|length| *length <= limit))
+            Compressor::Zstd => self.codecs.zstd()?.compressor.compress_to_buffer(bytes, output).ok(),
+            Compressor::Deflate => self.codecs.deflate().compressor.deflate_compress(bytes, output).ok(),
+        })
     }
 
     /// Decompresses the buffer's first `length` bytes; a whole page of them is the page itself.
@@ -162,6 +203,21 @@ mod tests {
         }
         let error = "lz5".parse::<Compressor>().unwrap_err();
         assert_eq!(error.to_string(), "unknown compressor \"lz5\": there are lz4, lzo-rle, zstd, deflate");
+    }
+
+    #[test]
+    fn after_eight_pages_that_do_not_compress_one_in_sixteen_is_not_sampled() {
+        let mut streak = Streak::default();
+        let mut asked = |compressed| {
+            let asked = streak.asks_for_sample();
+            streak.count(compressed);
+            asked
+        };
+        let whole: Vec<usize> = (0..1000).filter(|_| !asked(false)).collect();
+        let expected: Vec<usize> = (0..8).chain((23..1000).step_by(16)).collect();
+        assert_eq!(whole, expected);
+        asked(true);
+        assert!((0..8).all(|_| !asked(false)) && asked(true) && !asked(true), "from the beginning");
     }
 
     #[test]

@@ -73,8 +73,10 @@ impl Zswap {
                 zeros += 1;
                 self.store_filled([0; 8], home, |_| {})?
             } else {
-                let admitted = admission.map_or_else(|| self.admit(home, pages.len() - slots.len()), Ok)?;
-                admission = Some(admitted);
+                let admitted = match &mut admission {
+                    Some(admitted) => admitted,
+                    none => none.insert(self.admit(home, pages.len() - slots.len())?),
+                };
                 self.store(page, fill, home, admitted, |_| {})?
             };
             slots.push(slot);

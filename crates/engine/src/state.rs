@@ -1,5 +1,6 @@
 //! One shard of everything in memory, and what may be done to it without letting go of the lock around it.
 
+use crate::compress::Streak;
 use crate::counters::Events;
 use crate::groups::{Group, Groups};
 use crate::lru::Lru;
@@ -20,6 +21,8 @@ pub(crate) struct State {
     pub groups: Groups,
     pub pools: Pools,
     pub same_filled: u64,
+    /// Of the pages that were stored last.
+    pub streak: Streak,
     shared: Arc<Shared>,
 }
 
@@ -31,6 +34,8 @@ pub(crate) struct Admission {
     pub limit: usize,
     /// Whether such pages are kept.
     pub keeps_incompressible: bool,
+    /// Whether the pages before this one were.
+    pub streak: Streak,
 }
 
 /// What a load has to work on after the lock is dropped.
@@ -53,6 +58,7 @@ impl State {
             groups: Groups::new(),
             pools: Pools::new(shard, memory, PoolId::new(config.compressor, config.zpool), shared.clone()),
             same_filled: 0,
+            streak: Streak::default(),
             shared,
             config,
         }
@@ -104,7 +110,8 @@ impl State {
             return Err(Refusal::Pool);
         }
         let keeps_incompressible = self.groups.may_write_back(group);
-        Ok(Admission { pool: self.pools.current(), limit: self.pools.largest_below_page(), keeps_incompressible })
+        let (pool, limit) = (self.pools.current(), self.pools.largest_below_page());
+        Ok(Admission { pool, limit, keeps_incompressible, streak: self.streak })
     }
 
     /// The number of a group that a caller names.

@@ -186,7 +186,8 @@ impl Zswap {
             Some(value) if value == [0; 8] => self.store_zeros(home).map_err(SwapOutError::from),
             _ => {
                 let admission = self.admit(home, 1);
-                let stored = admission.and_then(|admission| self.store(page, fill, home, admission, counting_zswpout));
+                let store = |mut admission| self.store(page, fill, home, &mut admission, counting_zswpout);
+                let stored = admission.and_then(store);
                 stored.or_else(|refusal| match refusal {
                     Refusal::Pool => self.write_refused(page, home),
                     refusal => Err(refusal.into()),
@@ -254,20 +255,23 @@ impl Zswap {
         page: &Page,
         fill: Option<[u8; 8]>,
         home: Home,
-        admission: Admission,
+        admission: &mut Admission,
         count: fn(&mut GroupCounters),
     ) -> Result<Slot, Refusal> {
         if let Some(value) = fill {
             return self.store_filled(value, home, count);
         }
         with_scratch(|scratch| {
-            let Admission { pool, limit, keeps_incompressible } = admission;
+            let Admission { pool, limit, keeps_incompressible, streak } = admission;
+            let (pool, compressor) = (*pool, pool.compressor());
             let _held = self.references.hold(pool);
-            let Ok(length) = scratch.compress(pool.compressor(), page, limit) else {
+            let hopeless = streak.asks_for_sample() && matches!(scratch.compresses_sample(compressor, page), Ok(false));
+            let Ok(length) = (if hopeless { Ok(None) } else { scratch.compress(compressor, page, *limit) }) else {
                 self.events.reject_compress_fail.count();
                 return Err(Refusal::Pool);
             };
-            if length.is_none() && !keeps_incompressible {
+            streak.count(length.is_some());
+            if length.is_none() && !*keeps_incompressible {
                 self.events.reject_compress_poor.count();
                 return Err(Refusal::Pool);
             }
@@ -276,6 +280,7 @@ impl Zswap {
             self.insert(home, |state, group| match state.store(pool, data, group, home.node) {
                 Ok(slot) => {
                     state.groups.charge(group, count);
+                    state.streak = *streak;
                     Ok(slot)
                 }
                 Err(error) => {

@@ -98,6 +98,40 @@ fn an_incompressible_page_is_kept_as_it_is() {
     }
 }
 
+// Not of the kernel: after eight pages that do not compress, the codec sees a sample of each, and one page in sixteen whole.
+#[test]
+fn a_page_that_compresses_is_found_among_those_that_do_not() {
+    // Where a sample is taken there is noise, elsewhere there are zeros.
+    let hidden = |seed| {
+        let mut page = noise(seed);
+        page.chunks_exact_mut(512).for_each(|part| part[64..].fill(0));
+        page
+    };
+    for compressor in Compressor::ALL {
+        let (zswap, _) = zswap(Config { compressor, ..ROOMY }, false);
+        let kept = || zswap.counters().stored_incompressible_pages;
+        let store = |pages: &[Page]| -> Vec<Slot> {
+            pages.iter().map(|page| zswap.swap_out(page, Home::ROOT).unwrap()).collect()
+        };
+        let noises: Vec<Page> = (0..100).map(noise).collect();
+        let pages: Vec<Page> = (100..200).map(hidden).collect();
+        store(&pages[..10]);
+        assert_eq!(kept(), 0, "{compressor}: nothing is taken for granted");
+        let slots = store(&noises);
+        assert_eq!(kept(), 100);
+        store(&[page(0)]);
+        assert_eq!(kept(), 100, "{compressor}: the sample shows it");
+        store(&noises);
+        let hidden = store(&pages);
+        assert!((200..216).contains(&kept()), "{compressor}: {} of those that do not show", kept() - 200);
+        let pairs = slots.iter().zip(&noises).chain(hidden.iter().zip(&pages));
+        pairs.for_each(|(slot, page)| assert_eq!(expect(&zswap, *slot, page), Origin::Pool));
+        let before = kept();
+        zswap.swap_out_folio(&[&noises, &pages[..28]].concat(), Home::ROOT).unwrap();
+        assert!((100..116).contains(&(kept() - before)), "{compressor}: {} of a folio", kept() - before);
+    }
+}
+
 // "At the cap: count pool_limit_hit, mark the pool full, queue the shrink worker, refuse. While marked full: refuse (and count,
 // and queue the worker again) until the pool is at or under the accept threshold"
 #[test]
