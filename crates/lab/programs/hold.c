@@ -1,5 +1,6 @@
-/* hold FILE: takes the content of FILE into memory and says "filled"; at a line on stdin pages it out with MADV_PAGEOUT and says
- * "out" and how many bytes are resident still; at the end of stdin compares all of it with FILE again. */
+/* hold FILE [BYTES]: takes the content of FILE into memory, over and over up to BYTES, and says "filled"; at a line on stdin pages
+ * it out with MADV_PAGEOUT and says "out" and how many bytes are resident still; at the end of stdin compares all of it with
+ * FILE again. */
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <stdio.h>
@@ -39,12 +40,13 @@ int main(int argc, char **argv)
 
 	if (file < 0 || fstat(file, &about))
 		die(argc > 1 ? argv[1] : "hold FILE");
-	size_t size = about.st_size & ~(PAGE - 1);
+	size_t image = about.st_size & ~(PAGE - 1);
+	size_t size = argc > 2 ? strtoull(argv[2], NULL, 0) & ~(PAGE - 1) : image;
 	char *memory = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 	if (memory == MAP_FAILED)
 		die("mmap");
 	for (size_t at = 0; at < size; at += PAGE)
-		if (pread(file, memory + at, PAGE, at) != PAGE)
+		if (pread(file, memory + at, PAGE, at % image) != PAGE)
 			die("read");
 	puts("filled");
 	fflush(stdout);
@@ -57,7 +59,7 @@ int main(int argc, char **argv)
 	while (fgets(line, sizeof line, stdin))
 		;
 	for (size_t at = 0; at < size; at += PAGE)
-		if (pread(file, page, PAGE, at) != PAGE || memcmp(memory + at, page, PAGE)) {
+		if (pread(file, page, PAGE, at % image) != PAGE || memcmp(memory + at, page, PAGE)) {
 			fprintf(stderr, "MISMATCH in page %zu\n", at / PAGE);
 			return 1;
 		}

@@ -14,6 +14,7 @@ use serde_json::json;
 
 use crate::kernel_zswap::KernelZswap;
 use crate::options::Options;
+use crate::processes::{kibibytes, manager_of, resident};
 use crate::program::{Held, Interrupt, Scratch, build, run as run_program};
 
 const IMAGE: &str = include_str!("../programs/heap_image.py");
@@ -99,21 +100,6 @@ fn store_in_kernel(program: &Path, image: &Path, interrupt: &Interrupt) -> Resul
     Ok(Sample { stored: after.zswapped.saturating_sub(before.zswapped), memory })
 }
 
-/// The manager of a job, by the process that started it.
-fn manager_of(front: u32) -> Result<u32> {
-    let children = fs::read_to_string(format!("/proc/{front}/task/{front}/children"))?;
-    let is_manager =
-        |id: &u32| fs::read_to_string(format!("/proc/{id}/comm")).is_ok_and(|name| name == "uzswap-manager\n");
-    let mut ids = children.split_ascii_whitespace().filter_map(|id| id.parse().ok());
-    ids.find(is_manager).context("the manager is not to be found")
-}
-
-/// Bytes of anonymous and shared memory of a process.
-fn resident(process: u32) -> Result<u64> {
-    let status = fs::read_to_string(format!("/proc/{process}/status"))?;
-    Ok(kibibytes(&status, "RssAnon")? + kibibytes(&status, "RssShmem")?)
-}
-
 /// What the kernel says of its own memory, in bytes.
 #[derive(Debug, Clone, Copy)]
 struct Meminfo {
@@ -128,13 +114,6 @@ impl Meminfo {
         let figure = |name| kibibytes(&text, name);
         Ok(Self { zswap: figure("Zswap")?, zswapped: figure("Zswapped")?, slab: figure("Slab")? })
     }
-}
-
-/// The value of the line `NAME: VALUE kB`, in bytes.
-fn kibibytes(text: &str, name: &str) -> Result<u64> {
-    let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
-    let number = line.and_then(|line| line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok());
-    Ok(number.with_context(|| format!("the kernel does not tell {name}"))? << 10)
 }
 
 fn median(samples: &[Sample]) -> f64 {
@@ -157,13 +136,6 @@ fn print_row(codec: &str, ours: &[Sample], theirs: &[Sample], reason: Option<any
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn figures_are_found_by_their_whole_name() {
-        let text = "Zswap:              12 kB\nZswapped:           34 kB\n";
-        assert_eq!((kibibytes(text, "Zswap").unwrap(), kibibytes(text, "Zswapped").unwrap()), (12 << 10, 34 << 10));
-        assert!(kibibytes(text, "Zswa").is_err());
-    }
 
     #[test]
     fn the_ratio_is_of_the_whole() {

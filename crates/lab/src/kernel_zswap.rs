@@ -42,6 +42,17 @@ impl KernelZswap {
         Ok(this)
     }
 
+    /// Has the swap file used without zswap, or with it again.
+    pub(crate) fn enable(&self, zswap: bool) -> Result<()> {
+        let path = format!("{PARAMETERS}/enabled");
+        fs::write(&path, if zswap { "Y" } else { "N" }).with_context(|| format!("cannot change {path}"))
+    }
+
+    /// Switches the shrinker on.
+    pub(crate) fn use_shrinker(&mut self) -> Result<()> {
+        self.set("shrinker_enabled", "Y")
+    }
+
     fn set(&mut self, name: &'static str, value: &str) -> Result<()> {
         let path = format!("{PARAMETERS}/{name}");
         let found = fs::read_to_string(&path).with_context(|| format!("cannot read {path}"))?;

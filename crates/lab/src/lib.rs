@@ -1,21 +1,27 @@
 //! Experiments and rivals: the same work on uzswap and on what the kernel has, side by side in one run.
 //!
+//! - [`bench`]: what uzswap is to be fast at, with what is asked of it
 //! - [`pageout`]: memory paged out and read back, in uzswap and in the kernel's own zswap
 //! - [`capacity`]: how much a byte of memory holds, in both
 //! - [`options`]: what the command line of every experiment says
 //! - `program`: builds and runs one measured program and gives up when the user interrupts
-//! - `kernel_zswap`: sets the kernel's zswap up, and leaves everything as it was found
+//! - `kernel_zswap`, `cgroup`: set the rivals up, and leave everything as it was found
+//! - `processes`: what the system tells of processes and memory
 
+pub mod bench;
 pub mod capacity;
 pub mod options;
 pub mod pageout;
 
+mod cgroup;
 mod kernel_zswap;
+mod processes;
 mod program;
 
 use options::Options;
 
-const USAGE: &str = "usage: uzswap lab pageout|capacity [--size SIZE] [--runs N] [--json FILE]";
+const USAGE: &str = "usage: uzswap lab bench|pageout|capacity [--size SIZE] [--runs N] [--json FILE] [--svg FILE] [--only TEXT]; \
+                     --svg and --only are for bench";
 
 /// `uzswap lab ARGS...`; returns the exit status.
 pub fn main(args: &[String]) -> i32 {
@@ -28,6 +34,7 @@ pub fn main(args: &[String]) -> i32 {
             println!("{USAGE}");
             return 0;
         }
+        "bench" => (bench::run, 1 << 30, 7),
         "pageout" => (pageout::run, 1 << 30, 5),
         "capacity" => (capacity::run, 256 << 20, 3),
         _ => {
@@ -42,6 +49,10 @@ pub fn main(args: &[String]) -> i32 {
             return 2;
         }
     };
+    if name != "bench" && (options.svg.is_some() || options.only.is_some()) {
+        eprintln!("uzswap lab {name}: --svg and --only are for bench; {USAGE}");
+        return 2;
+    }
     match experiment(&options) {
         Ok(()) => 0,
         Err(error) => {

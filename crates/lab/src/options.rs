@@ -13,12 +13,16 @@ pub struct Options {
     pub runs: usize,
     /// Where the raw samples go.
     pub json: Option<PathBuf>,
+    /// Where a plot goes.
+    pub svg: Option<PathBuf>,
+    /// Only the lines of the table with this in their names.
+    pub only: Option<String>,
 }
 
 impl Options {
     /// Parses what follows the name of an experiment, of which `size` and `runs` are the defaults.
     pub fn parse(args: &[String], size: u64, runs: usize) -> Result<Self> {
-        let mut options = Self { size, runs, json: None };
+        let mut options = Self { size, runs, json: None, svg: None, only: None };
         let mut args = args.iter();
         while let Some(name) = args.next() {
             let mut value = || args.next().with_context(|| format!("{name} needs a value"));
@@ -26,6 +30,8 @@ impl Options {
                 "--size" => options.size = parse_size(value()?)?,
                 "--runs" => options.runs = value()?.parse().context("--runs needs a number")?,
                 "--json" => options.json = Some(value()?.into()),
+                "--svg" => options.svg = Some(value()?.into()),
+                "--only" => options.only = Some(value()?.into()),
                 _ => bail!("unknown option {name}"),
             }
         }
@@ -33,6 +39,11 @@ impl Options {
             bail!("--runs must be at least 1");
         }
         Ok(options)
+    }
+
+    /// Whether a line of the table is asked for.
+    pub fn wants(&self, name: &str) -> bool {
+        self.only.as_ref().is_none_or(|part| name.contains(part.as_str()))
     }
 
     /// Writes the raw samples where they are wanted.
@@ -68,11 +79,13 @@ mod tests {
 
     #[test]
     fn options_have_defaults_and_limits() {
-        assert_eq!(parse(&[]).unwrap(), Options { size: 1 << 30, runs: 5, json: None });
-        assert_eq!(
-            parse(&["--size", "256M", "--runs", "3"]).unwrap(),
-            Options { size: 256 << 20, runs: 3, json: None }
-        );
+        let (json, svg, only) = (None, None, None);
+        let defaults = Options { size: 1 << 30, runs: 5, json, svg, only };
+        assert_eq!(parse(&[]).unwrap(), defaults);
+        let given = parse(&["--size", "256M", "--runs", "3"]).unwrap();
+        assert_eq!(given, Options { size: 256 << 20, runs: 3, ..defaults });
+        let given = parse(&["--only", "Zipf"]).unwrap();
+        assert!(given.wants("Zipf, two threads") && !given.wants("pattern"));
         for bad in [&["--size"][..], &["--size", "0"], &["--size", "-1"], &["--size", "9999999999G"], &["--size", "é"]]
         {
             assert!(parse(bad).is_err(), "{bad:?}");

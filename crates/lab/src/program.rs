@@ -63,7 +63,11 @@ impl Drop for Scratch {
 pub(crate) fn build(name: &str, source: &str, scratch: &Scratch, interrupt: &Interrupt) -> Result<PathBuf> {
     let (file, program) = (scratch.path().join(name).with_extension("c"), scratch.path().join(name));
     std::fs::write(&file, source)?;
-    run(Command::new("cc").arg("-O2").arg("-o").arg(&program).arg(&file), scratch, interrupt)?;
+    run(
+        Command::new("cc").arg("-O2").arg("-o").arg(&program).arg(&file).args(["-pthread", "-lm"]),
+        scratch,
+        interrupt,
+    )?;
     Ok(program)
 }
 
