@@ -1,8 +1,8 @@
 //! `uzswap lab bench`: the works that uzswap is to be fast at, each beside its rivals in the same run, in turn (A B C A B C), after
 //! one round that warms the memory.
 //!
-//! [`works`] says what is run and what is measured of it; here is who it is compared with, what is asked of the ratio, and how
-//! all of it is told: a table, and on demand the raw samples and a plot ([`plot`]).
+//! `works` says what is run and what is measured of it; here is who it is compared with, what is asked of the ratio, and how
+//! all of it is told: a table, and on demand the raw samples and a plot (`plot`).
 
 mod plot;
 mod works;

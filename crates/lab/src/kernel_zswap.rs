@@ -48,11 +48,6 @@ impl KernelZswap {
         fs::write(&path, if zswap { "Y" } else { "N" }).with_context(|| format!("cannot change {path}"))
     }
 
-    /// Switches the shrinker on.
-    pub(crate) fn use_shrinker(&mut self) -> Result<()> {
-        self.set("shrinker_enabled", "Y")
-    }
-
     fn set(&mut self, name: &'static str, value: &str) -> Result<()> {
         let path = format!("{PARAMETERS}/{name}");
         let found = fs::read_to_string(&path).with_context(|| format!("cannot read {path}"))?;

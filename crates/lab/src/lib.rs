@@ -1,6 +1,6 @@
 //! Experiments and rivals: the same work on uzswap and on what the kernel has, side by side in one run.
 //!
-//! - [`bench`]: what uzswap is to be fast at, with what is asked of it
+//! - [`mod@bench`]: what uzswap is to be fast at, with what is asked of it
 //! - [`pageout`]: memory paged out and read back, in uzswap and in the kernel's own zswap
 //! - [`capacity`]: how much a byte of memory holds, in both
 //! - [`options`]: what the command line of every experiment says
