@@ -17,7 +17,7 @@ use serde_json::json;
 use crate::cgroup::Cgroup;
 use crate::kernel_zswap::{KernelZswap, stored_since_boot};
 use crate::options::Options;
-use crate::program::{Interrupt, Scratch, build, run as run_program};
+use crate::program::{Interrupt, Scratch, build, run as run_program, tell};
 use works::Work;
 
 /// Where a work is done.
@@ -241,23 +241,32 @@ pub fn run(options: &Options) -> Result<()> {
     }
     let mut samples = Samples::new();
     // Works that are compared with each other alternate; the next begin when these are done.
-    for together in groups(&rows, &cells) {
+    for mut together in groups(&rows, &cells) {
         for turn in 0..=options.runs {
-            for &(work, side) in &together {
-                for (name, value) in work.run(&bench, side).with_context(|| format!("{work:?} on {}", side.name()))? {
-                    if turn > 0 {
-                        samples.entry((work, side, name)).or_default().push(value);
-                    }
-                }
+            for (work, side) in together.clone() {
+                let done = work.run(&bench, side).with_context(|| format!("{work:?} on {}", side.name()));
                 bench.interrupt.check()?;
+                match done {
+                    Ok(figures) if turn > 0 => figures.into_iter().for_each(|(name, value)| {
+                        samples.entry((work, side, name)).or_default().push(value);
+                    }),
+                    Ok(_) => {}
+                    // The kernel may find no memory to reclaim where there is some, and kill.
+                    Err(reason) if side.is_kernels() => {
+                        eprintln!("left out: {reason:#}");
+                        together.retain(|cell| *cell != (work, side));
+                        samples.retain(|cell, _| (cell.0, cell.1) != (work, side));
+                    }
+                    Err(error) => return Err(error),
+                }
             }
         }
         let done = |row: &&Row| together.contains(&(row.ours.0, row.ours.1));
-        rows.iter().filter(done).for_each(|row| print_row(row, &samples));
+        rows.iter().filter(done).try_for_each(|row| print_row(row, &samples))?;
     }
     drop(bench);
     for ((_, _, figure), values) in samples.iter().filter(|((_, side, _), _)| *side == Side::Swap) {
-        println!("{:<30}{:>42.2}", format!("  {figure}, on a swap file"), median(values));
+        tell!("{:<30}{:>42.2}", format!("  {figure}, on a swap file"), median(values))?;
     }
     if let Some(path) = &options.svg {
         let lines = rows.iter().filter_map(|row| plot::Line::new(row, &samples));
@@ -285,8 +294,8 @@ fn set_up(options: &Options) -> Result<Bench<'_>> {
         interrupt.check()?;
         eprintln!("the kernel's zswap and swap are left out: {reason:#}");
     }
-    println!("medians of {} runs; {} MiB of data at most", options.runs, options.size >> 20);
-    println!("{:<30}{:>12}{:>14}{:>16}{:>10}{:>10}", "", "", "uzswap", "other", "value", "asked");
+    tell!("medians of {} runs; {} MiB of data at most", options.runs, options.size >> 20)?;
+    tell!("{:<30}{:>12}{:>14}{:>16}{:>10}{:>10}", "", "", "uzswap", "other", "value", "asked")?;
     Ok(Bench { options, interrupt, programs, cgroup: cgroup.ok(), kernel: kernel.ok(), scratch })
 }
 
@@ -316,19 +325,18 @@ fn median(values: &[f64]) -> f64 {
     if values.len() % 2 == 1 { values[middle] } else { (values[middle - 1] + values[middle]) / 2.0 }
 }
 
-fn print_row(row: &Row, samples: &Samples) {
+fn print_row(row: &Row, samples: &Samples) -> Result<()> {
     let told = |cell: &Cell| samples.get(cell).map(|values| median(values));
-    let Some(ours) = told(&row.ours) else { return };
+    let Some(ours) = told(&row.ours) else { return Ok(()) };
     let alone = matches!(row.asked, Asked::Below(_));
     let Some(other) = told(&row.other) else {
-        println!("{:<30}{:>12}{ours:>14.2}{:>16}", row.name, row.unit, "-");
-        return;
+        return tell!("{:<30}{:>12}{ours:>14.2}{:>16}", row.name, row.unit, "-");
     };
     let value = row.asked.value(ours, other);
     let other = if alone { "-".to_owned() } else { format!("{other:.2}") };
     let missed = if row.asked.holds(value) { "" } else { "   missed" };
     let asked = row.asked.told();
-    println!("{:<30}{:>12}{ours:>14.2}{other:>16}{value:>10.2}{asked:>10}{missed}", row.name, row.unit);
+    tell!("{:<30}{:>12}{ours:>14.2}{other:>16}{value:>10.2}{asked:>10}{missed}", row.name, row.unit)
 }
 
 #[cfg(test)]

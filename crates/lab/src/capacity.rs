@@ -15,7 +15,7 @@ use serde_json::json;
 use crate::kernel_zswap::KernelZswap;
 use crate::options::Options;
 use crate::processes::{kibibytes, manager_of, resident};
-use crate::program::{Held, Interrupt, Scratch, build, run as run_program};
+use crate::program::{Held, Interrupt, Scratch, build, run as run_program, tell};
 
 const IMAGE: &str = include_str!("../programs/heap_image.py");
 const HOLD: &str = include_str!("../programs/hold.c");
@@ -45,12 +45,12 @@ pub fn run(options: &Options) -> Result<()> {
     fs::write(&script, IMAGE)?;
     run_program(Command::new("python3").arg(&script).arg(&image).arg(options.size.to_string()), &scratch, &interrupt)?;
 
-    println!(
+    tell!(
         "{} MiB of a Python heap: bytes stored in a byte of memory, medians of {}",
         options.size >> 20,
         options.runs
-    );
-    println!("{:<10}{:>10}{:>15}{:>9}", "", "uzswap", "kernel zswap", "ratio");
+    )?;
+    tell!("{:<10}{:>10}{:>15}{:>9}", "", "uzswap", "kernel zswap", "ratio")?;
     let mut raw = Vec::new();
     for codec in CODECS {
         let (mut ours, mut theirs, mut reason) = (Vec::new(), Vec::new(), None);
@@ -62,7 +62,7 @@ pub fn run(options: &Options) -> Result<()> {
             }
             interrupt.check()?;
         }
-        print_row(codec, &ours, &theirs, reason);
+        print_row(codec, &ours, &theirs, reason)?;
         let samples = |list: &[Sample]| -> Vec<_> {
             list.iter().map(|sample| json!({ "stored": sample.stored, "memory": sample.memory })).collect()
         };
@@ -122,14 +122,14 @@ fn median(samples: &[Sample]) -> f64 {
     ratios[ratios.len() / 2]
 }
 
-fn print_row(codec: &str, ours: &[Sample], theirs: &[Sample], reason: Option<anyhow::Error>) {
+fn print_row(codec: &str, ours: &[Sample], theirs: &[Sample], reason: Option<anyhow::Error>) -> Result<()> {
     let mine = median(ours);
     if theirs.is_empty() {
         let reason = reason.map_or_else(String::new, |error| error.to_string());
-        println!("{codec:<10}{mine:>10.3}{:>15}{:>9}   {reason}", "-", "-");
+        tell!("{codec:<10}{mine:>10.3}{:>15}{:>9}   {reason}", "-", "-")
     } else {
         let kernel = median(theirs);
-        println!("{codec:<10}{mine:>10.3}{kernel:>15.3}{:>9.3}", mine / kernel);
+        tell!("{codec:<10}{mine:>10.3}{kernel:>15.3}{:>9.3}", mine / kernel)
     }
 }
 

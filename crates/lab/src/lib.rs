@@ -1,7 +1,6 @@
 //! Experiments and rivals: the same work on uzswap and on what the kernel has, side by side in one run.
 //!
 //! - [`mod@bench`]: what uzswap is to be fast at, with what is asked of it
-//! - [`pageout`]: memory paged out and read back, in uzswap and in the kernel's own zswap
 //! - [`capacity`]: how much a byte of memory holds, in both
 //! - [`options`]: what the command line of every experiment says
 //! - `program`: builds and runs one measured program and gives up when the user interrupts
@@ -11,7 +10,6 @@
 pub mod bench;
 pub mod capacity;
 pub mod options;
-pub mod pageout;
 
 mod cgroup;
 mod kernel_zswap;
@@ -20,7 +18,7 @@ mod program;
 
 use options::Options;
 
-const USAGE: &str = "usage: uzswap lab bench|pageout|capacity [--size SIZE] [--runs N] [--json FILE] [--svg FILE] [--only TEXT]; \
+const USAGE: &str = "usage: uzswap lab bench|capacity [--size SIZE] [--runs N] [--json FILE] [--svg FILE] [--only TEXT]; \
                      --svg and --only are for bench";
 
 /// `uzswap lab ARGS...`; returns the exit status.
@@ -35,7 +33,6 @@ pub fn main(args: &[String]) -> i32 {
             return 0;
         }
         "bench" => (bench::run, 1 << 30, 7),
-        "pageout" => (pageout::run, 1 << 30, 5),
         "capacity" => (capacity::run, 256 << 20, 3),
         _ => {
             eprintln!("uzswap lab: no experiment {name:?}; {USAGE}");

@@ -35,6 +35,18 @@ impl Interrupt {
     }
 }
 
+/// Prints a line. Where nobody reads it that is an error, not the end: every guard is to have its turn.
+macro_rules! tell {
+    ($($words:tt)*) => {
+        crate::program::print(format_args!($($words)*))
+    };
+}
+pub(crate) use tell;
+
+pub(crate) fn print(line: std::fmt::Arguments<'_>) -> Result<()> {
+    writeln!(std::io::stdout(), "{line}").context("cannot write to stdout")
+}
+
 /// A private directory on a real file system, removed at the end.
 #[derive(Debug)]
 pub(crate) struct Scratch(PathBuf);
