@@ -245,12 +245,13 @@ def controlfs_errors(context: Context, test):
         "parameters/enabled": ("maybe",),
         "parameters/max_pool_percent": ("101", "-1", "x"),
         "parameters/zpool": ("z3fold",),
-        "hugepages-64kB/swapin_enabled": ("1", "2"),
+        "parameters/swapin": ("often",),
+        "hugepages-64kB/swapin_enabled": ("2", "Y"),
     }.items() for value in values]
     for path, value in cases:
         # An empty write does not reach a file system; an empty line does.
         number, answer = tree.write(path, f"{value}\n"), tree.ask("set", path, value)
-        words = "No such choice" if path == "parameters/zpool" else os.strerror(number)
+        words = "No such choice" if path in ("parameters/zpool", "parameters/swapin") else os.strerror(number)
         yield check(f"controlfs-errors: {value!r} to {path}", unless(number, "no error"), unless(answer.returncode == 1 and words in answer.stderr, f"{os.strerror(number)}, but {answer.stderr}"))
     top = tree.top / "cgroup"
 

@@ -20,6 +20,7 @@ import limits           # noqa: F401
 import controlfs        # noqa: F401
 import daemon           # noqa: F401
 import failures         # noqa: F401
+import folios           # noqa: F401
 
 
 def arguments():

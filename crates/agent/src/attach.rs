@@ -8,13 +8,27 @@
 //! Reads the environment and two weak symbols as libc defines them; clones as [`sys::clone_worker`] demands.
 
 use core::arch::global_asm;
-use core::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
+use core::mem::size_of;
+use core::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, AtomicUsize, Ordering::Relaxed};
 
-use uzswap_proto::{ENV_JOB, Job};
+use uzswap_proto::{ENV_JOB, Job, PAGE_SIZE};
 
 use crate::area::Region;
 use crate::sys::{self, call};
-use crate::worker::{self, Control};
+use crate::worker::{self, Control, Program};
+
+/// See [`uzswap_proto::BOARD`]. A page of the file that is mapped here, and that nobody here writes to: it stays the file's.
+#[repr(C, align(4096))]
+struct BoardPage {
+    title: [u8; uzswap_proto::BOARD.len()],
+    limits_are_far: AtomicU8,
+}
+
+#[used]
+#[unsafe(link_section = ".data.board")]
+static BOARD: BoardPage = BoardPage { title: uzswap_proto::BOARD, limits_are_far: AtomicU8::new(0) };
+
+const _: () = assert!(size_of::<BoardPage>() == PAGE_SIZE && size_of::<uzswap_proto::Board>() == 1);
 
 /// The job, as found in the environment by the constructor. Written once, before the program has threads.
 static JOB_NAME: AtomicU64 = AtomicU64::new(0);
@@ -62,15 +76,19 @@ extern "C" fn in_forked_child() {
 fn attach(job: Job, forked: bool) {
     let inherited = BEACON.load(Relaxed);
     let inherits = forked && EVICTED.load(Relaxed);
+    // Far from all limits a program begins at once, and need not have been seen if it ends as soon.
+    let may_wait = !inherits && BOARD.limits_are_far.load(Relaxed) == 1;
     CONTROL.store(0, Relaxed);
+    let processors = sys::stay_here();
     let made = Region::map().and_then(|region| {
         let control = region.control() as *mut Control;
         // SAFETY: the control block is fresh, zeroed, page-aligned memory of ours, larger than a Control.
         unsafe {
             let beacon = if inherited != 0 { inherited } else { region.beacon() };
             BEACON.store(beacon, Relaxed);
-            let program = call!(sys::SYS_GETPID) as i32;
-            control.write(Control::new(job, forked, inherits, beacon, region, program));
+            let id = call!(sys::SYS_GETPID) as i32;
+            let program = Program { job, id, forked, inherits, may_wait, processors };
+            control.write(Control::new(program, beacon, region));
         }
         let mask = sys::block_signals();
         // SAFETY: the usher's stack is a part of the shared mapping that nobody else uses; it lives as long as the
@@ -94,6 +112,7 @@ fn attach(job: Job, forked: bool) {
         CONTROL.store(control as usize, Relaxed);
         Ok(())
     });
+    processors.iter().for_each(sys::run_on);
     if made.is_err() {
         let text = b"uzswap: warning: a process runs unmanaged: no memory or process left for its worker\n";
         // SAFETY: writes a constant.

@@ -9,6 +9,7 @@ use core::arch::asm;
 #[cfg(not(all(target_os = "linux", target_arch = "x86_64")))]
 compile_error!("the agent knows the system calls of x86-64 Linux only");
 
+pub const SYS_POLL: usize = 7;
 pub const SYS_MMAP: usize = 9;
 pub const SYS_MUNMAP: usize = 11;
 pub const SYS_RT_SIGPROCMASK: usize = 14;
@@ -28,7 +29,11 @@ pub const SYS_SETSID: usize = 112;
 pub const SYS_PRCTL: usize = 157;
 pub const SYS_GETTID: usize = 186;
 pub const SYS_FUTEX: usize = 202;
+pub const SYS_SCHED_SETAFFINITY: usize = 203;
+pub const SYS_SCHED_GETAFFINITY: usize = 204;
 pub const SYS_EXIT_GROUP: usize = 231;
+pub const SYS_GETCPU: usize = 309;
+pub const SYS_KCMP: usize = 312;
 pub const SYS_CLOSE: usize = 3;
 pub const SYS_WRITE: usize = 1;
 pub const SYS_USERFAULTFD: usize = 323;
@@ -123,6 +128,33 @@ pub fn collect(pid: isize) {
     const WCLONE: usize = 0x8000_0000;
     // SAFETY: no status is asked for.
     unsafe { call!(SYS_WAIT4, pid, 0, WCLONE, 0) };
+}
+
+/// A set of processors.
+pub type Processors = [u64; 16];
+
+/// Keeps the caller on the processor where it is; returns where it might run before. None if that is not known.
+///
+/// What it clones starts there too, and waits for it there. On another processor, which would be idle, that takes longer: on
+/// a virtual machine by some 30 microseconds each time.
+pub fn stay_here() -> Option<Processors> {
+    let (mut before, mut here, mut processor): (Processors, Processors, u32) = ([0; 16], [0; 16], 0);
+    // SAFETY: the sets live on this stack, and their size is said.
+    unsafe {
+        if call!(SYS_SCHED_GETAFFINITY, 0, size_of::<Processors>(), &raw mut before) < 0
+            || call!(SYS_GETCPU, &raw mut processor, 0, 0) < 0
+        {
+            return None;
+        }
+        *here.get_mut(processor as usize / 64)? = 1 << (processor % 64);
+        (call!(SYS_SCHED_SETAFFINITY, 0, size_of::<Processors>(), &raw const here) >= 0).then_some(before)
+    }
+}
+
+/// Lets the caller run on these processors.
+pub fn run_on(processors: &Processors) {
+    // SAFETY: the set is as long as said.
+    unsafe { call!(SYS_SCHED_SETAFFINITY, 0, size_of::<Processors>(), processors.as_ptr()) };
 }
 
 /// Blocks every signal; returns the mask as it was.

@@ -33,17 +33,29 @@ use uzswap_proto::{
 };
 
 use crate::area::{REGION_LEN, Region};
-use crate::sys::{self, EAGAIN, EBUSY, EINTR, ESRCH, call};
+use crate::sys::{self, EAGAIN, EBUSY, EINTR, ESRCH, Processors, call};
+
+/// The program that gets a worker.
+pub struct Program {
+    /// Its job.
+    pub job: Job,
+    /// Its process id.
+    pub id: i32,
+    /// Whether it was forked, and has executed nothing since.
+    pub forked: bool,
+    /// Whether it has inherited evicted pages: then it does not live without a manager.
+    pub inherits: bool,
+    /// Whether it runs on at once, and is attached if it is still there a while later.
+    pub may_wait: bool,
+    /// Where it may run, if its thread stays where it is meanwhile.
+    pub processors: Option<Processors>,
+}
 
 /// What the program's thread, the usher and the worker tell each other, one after the other.
 pub struct Control {
-    job: Job,
-    forked: bool,
-    /// Whether the program has inherited evicted pages: then it does not live without a manager.
-    inherits: bool,
+    program: Program,
     beacon: usize,
     region: Region,
-    program: i32,
     /// A handle on the program, or a negative errno. Told by the usher to the worker.
     pidfd: AtomicIsize,
     /// The worker's process id, 0 if none is wanted any more, or a negative errno. Told by the usher to the program.
@@ -55,11 +67,11 @@ pub struct Control {
 }
 
 impl Control {
-    /// For a program whose process id is `program`.
-    pub fn new(job: Job, forked: bool, inherits: bool, beacon: usize, region: Region, program: i32) -> Control {
+    /// For a program, its beacon and the region of its worker.
+    pub fn new(program: Program, beacon: usize, region: Region) -> Control {
         let (pidfd, worker, settled) = (AtomicIsize::new(-1), AtomicIsize::new(0), AtomicU32::new(0));
-        let evicts = AtomicBool::new(inherits);
-        Control { job, forked, inherits, beacon, region, program, pidfd, worker, settled, evicts }
+        let evicts = AtomicBool::new(program.inherits);
+        Control { program, beacon, region, pidfd, worker, settled, evicts }
     }
 
     /// Lets the program run.
@@ -95,12 +107,12 @@ pub extern "C" fn usher(control: *const Control) -> ! {
     unsafe {
         call!(sys::SYS_CLOSE_RANGE, 0, u32::MAX, 0);
         let shared = &*control;
-        shared.pidfd.store(call!(sys::SYS_PIDFD_OPEN, shared.program, 0), Relaxed);
-        if call!(sys::SYS_GETPPID) as i32 == shared.program {
+        shared.pidfd.store(call!(sys::SYS_PIDFD_OPEN, shared.program.id, 0), Relaxed);
+        if call!(sys::SYS_GETPPID) as i32 == shared.program.id {
             let stack = shared.region.stack_top() as *mut u8;
             let worker = sys::clone_memory(sys::CLONE_FILES, stack, main, control);
             shared.worker.store(worker, Relaxed);
-            if worker > 0 {
+            if worker > 0 && !shared.program.may_wait {
                 shared.wait_until_settled();
             }
         }
@@ -113,12 +125,37 @@ pub extern "C" fn main(control: *const Control) -> ! {
     // SAFETY: written before we were cloned; from then on only its atomics change.
     let control = unsafe { &*control };
     leave_the_program();
+    if control.program.may_wait && !stays(control) {
+        sys::exit(0)
+    }
     match Worker::attach(control) {
         // The program runs on when the manager says so: it is seen to grow from its first page on.
-        Some(worker) => worker.obey(control),
+        Some(worker) => {
+            control.program.processors.iter().for_each(sys::run_on);
+            worker.obey(control)
+        }
         None => control.settle(),
     }
     sys::exit(0)
+}
+
+/// Whether the program is still there after a while, and still in this memory: it may have executed another.
+fn stays(control: &Control) -> bool {
+    const WHILE: usize = 10;
+    const POLLIN: u64 = 1;
+    const KCMP_VM: usize = 1;
+    let pidfd = control.pidfd.load(Relaxed);
+    if pidfd < 0 {
+        return true;
+    }
+    let mut poll = pidfd as u64 | POLLIN << 32;
+    // SAFETY: `poll` is a `struct pollfd`. The processes are named by number only; the program is not gone, or was not just now.
+    unsafe {
+        let ended = call!(sys::SYS_POLL, &raw mut poll, 1, WHILE) > 0;
+        // Where it is not told we attach to what the program has left behind, until what it executes does.
+        let elsewhere = call!(sys::SYS_KCMP, call!(sys::SYS_GETPID), control.program.id, KCMP_VM, 0, 0) > 0;
+        !ended && !elsewhere
+    }
 }
 
 fn leave_the_program() {
@@ -148,16 +185,21 @@ impl Worker {
         let pidfd = control.pidfd.load(Relaxed);
         let mut words = [0; MAX_WORDS];
         let mut device = -1;
-        let socket = connect(control.job).ok().filter(|&socket| receive(socket, &mut words, Some(&mut device)) > 0);
+        let socket =
+            connect(control.program.job).ok().filter(|&socket| receive(socket, &mut words, Some(&mut device)) > 0);
         let Some(socket) = socket.filter(|_| words[0] == kind::GREETING) else {
-            if control.inherits {
+            if control.program.inherits {
                 // The manager is gone, and with it what the program has inherited.
                 kill(pidfd);
             }
             return None;
         };
         let failed = |step: u64, errno: isize| {
-            send(socket, &[kind::FAILED, control.job.token, step, -errno as u64, control.program as u64], &[]);
+            send(
+                socket,
+                &[kind::FAILED, control.program.job.token, step, -errno as u64, control.program.id as u64],
+                &[],
+            );
             None
         };
         if pidfd == -ESRCH {
@@ -180,8 +222,8 @@ impl Worker {
     /// Says hello; in a forked child, lights the beacon and takes the userfaultfd that it inherited.
     fn introduce(&mut self, control: &Control, words: &mut [u64; MAX_WORDS]) {
         let hello = Hello {
-            token: control.job.token,
-            forked: control.forked,
+            token: control.program.job.token,
+            forked: control.program.forked,
             // SAFETY: no arguments.
             tid: unsafe { call!(sys::SYS_GETTID) } as u32,
             region: self.region.start() as u64,
@@ -192,7 +234,7 @@ impl Worker {
         };
         let count = hello.encode(words);
         self.say(&words[..count], &[self.uffd, self.trash_uffd, self.program]);
-        if !control.forked {
+        if !control.program.forked {
             return;
         }
         // SAFETY: the kernel reads 8 bytes of the beacon as a set of signals to block (all are) and says EFAULT if there

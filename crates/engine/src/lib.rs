@@ -57,7 +57,7 @@ pub use counters::{Counters, GroupCounters};
 pub use disk::Writeback;
 pub use folio::{FolioCounters, MAX_FOLIO_ORDER};
 pub use groups::{Group, GroupError, Home};
-pub use names::UnknownName;
+pub use names::{UnknownName, named};
 pub use policy::Policy;
 pub use shards::MAX_SHARDS;
 pub use slots::Slot;

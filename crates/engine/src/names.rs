@@ -1,4 +1,4 @@
-//! Choices that have names: codecs and allocators.
+//! Choices that have names: codecs, allocators and the like.
 
 /// A name that none of the choices has.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -10,7 +10,7 @@ pub struct UnknownName {
 }
 
 /// The one of `all` whose name is `name`. `what` says what they are, for the error.
-pub(crate) fn named<T: Copy>(
+pub fn named<T: Copy>(
     what: &'static str,
     all: &[T],
     name_of: fn(T) -> &'static str,

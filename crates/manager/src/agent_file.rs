@@ -1,13 +1,15 @@
-//! The agent on disk, for as long as the job runs: the dynamic linker wants a file to preload.
+//! The agent on disk, for as long as the job runs: the dynamic linker wants a file to preload. What is written to its board shows
+//! in every program that has it mapped.
 //!
 //! It lies where every user of the job can read it, and is named after the process that answers for it, so that what a
 //! killed machine left behind is cleared away by the next run.
 
-use std::fs::{self, OpenOptions};
+use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
+use uzswap_proto::BOARD;
 use uzswap_vm::sys::file::file_system;
 
 const PREFIX: &str = "uzswap-agent.";
@@ -35,8 +37,33 @@ pub fn socket_beside(agent: &Path) -> PathBuf {
 }
 
 fn write(path: &Path, agent: &[u8]) -> io::Result<()> {
-    let mut file = OpenOptions::new().write(true).create_new(true).mode(0o555).open(path)?;
+    let mut file = OpenOptions::new().write(true).create_new(true).mode(0o755).open(path)?;
     file.write_all(agent).inspect_err(|_| drop(fs::remove_file(path)))
+}
+
+/// The agent's board.
+#[derive(Debug)]
+pub struct Board {
+    file: File,
+    at: u64,
+    said: bool,
+}
+
+impl Board {
+    /// That of the agent at `path`.
+    pub fn open(path: &Path) -> io::Result<Board> {
+        let bytes = fs::read(path)?;
+        let title = bytes.windows(BOARD.len()).position(|bytes| bytes == BOARD).ok_or(io::ErrorKind::InvalidData)?;
+        let file = OpenOptions::new().write(true).open(path)?;
+        Ok(Board { file, at: (title + BOARD.len()) as u64, said: false })
+    }
+
+    /// Says whether all limits are far, if that is news.
+    pub fn say(&mut self, far: bool) {
+        if far != self.said && self.file.write_all_at(&[far as uzswap_proto::Board], self.at).is_ok() {
+            self.said = far;
+        }
+    }
 }
 
 /// Removes the agents of runs that are no more.

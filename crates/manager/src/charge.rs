@@ -332,6 +332,13 @@ impl Charge {
         self.current.load(Relaxed) > self.watch_from()
     }
 
+    /// Whether the limit is so far that a program which starts now need not be seen at once.
+    pub fn is_far(&self) -> bool {
+        // It waits a hundredth of a second to be seen, and then for a processor.
+        const UNSEEN_FOR: Duration = Duration::from_millis(500);
+        self.current.load(Relaxed) + touched_in(UNSEEN_FOR) < self.watch_from()
+    }
+
     /// Whether the group is past its limit.
     pub fn is_above_max(&self) -> bool {
         self.current.load(Relaxed) > self.max()
@@ -474,6 +481,20 @@ mod tests {
         assert_eq!(charge.reclaim_pause(), EXHAUSTED_PAUSE);
         charge.set_limit(Limit::SwapMax, None);
         assert!(!charge.is_exhausted());
+    }
+
+    #[test]
+    fn a_limit_is_far_only_where_there_is_room_for_what_starts_unseen() {
+        let far = |max: u64, anon: u64| {
+            let charge = limited(Some(max << 20), None);
+            charge.measured(anon << 20, 0);
+            charge.is_far()
+        };
+        assert_eq!(
+            [far(1 << 10, 0), far(4 << 10, 0), far(4 << 10, 1 << 10), far(8 << 10, 1 << 10)],
+            [false, true, false, true]
+        );
+        assert!(limited(None, None).is_far());
     }
 
     #[test]

@@ -49,6 +49,7 @@ use crate::swap_file::DiskSwapFile;
 
 pub use crate::daemon::{Entrance, News, run_daemon};
 pub use crate::stats::write_whole;
+pub use uzswap_vm::swapin::Swapin;
 
 use uzswap_engine::{Compressor, Zpool};
 use uzswap_proto::Job;
@@ -89,6 +90,8 @@ pub struct JobConfig {
     pub enabled: bool,
     /// Whether memory pressure writes back before the pool is full.
     pub shrinker_enabled: bool,
+    /// How many pages a fault brings.
+    pub swapin: Swapin,
     /// The swap file.
     pub swap: SwapConfig,
     /// The machine's memory, or the enclosing cgroup's limit if that is smaller: what `max_pool_percent` refers to.

@@ -20,7 +20,7 @@ use crate::sessions::{Session, Sessions};
 use crate::shrink::ShrinkWorker;
 use crate::stats::Stats;
 use crate::watch::Watch;
-use crate::{JobConfig, SwapConfig, pool_cap};
+use crate::{JobConfig, SwapConfig, Swapin, pool_cap};
 
 /// How often reclaim that was asked for may come to nothing.
 const MOST_FAILURES: u32 = 16;
@@ -309,11 +309,19 @@ impl Machine for JobMachine {
         self.engine.folio_counters(order)
     }
 
-    fn folio_swapin(&self, _order: usize) -> bool {
-        false
+    fn folio_swapin(&self, order: usize) -> bool {
+        self.taker.pager.folios().is_enabled(order)
     }
 
-    fn set_folio_swapin(&self, _order: usize, enabled: bool) -> Result<(), Error> {
-        if enabled { Err(Error::NotSupported("this manager swaps in page by page")) } else { Ok(()) }
+    fn set_folio_swapin(&self, order: usize, enabled: bool) {
+        self.taker.pager.folios().enable(order, enabled);
+    }
+
+    fn swapin(&self) -> Swapin {
+        self.taker.pager.folios().rule()
+    }
+
+    fn set_swapin(&self, rule: Swapin) {
+        self.taker.pager.folios().set_rule(rule);
     }
 }

@@ -4,6 +4,7 @@
 //! |---|---|
 //! | control | connections, jobs, ends of processes, statistics, the end |
 //! | faults (4) | [`Pager::serve`] |
+//! | crew (1 to 4) | [`Pager::work`]: parts of large loads and stores |
 //! | watch, register | [`Watch`] |
 //! | reclaim | [`Reclaimer`] |
 //! | shrink | [`ShrinkWorker`] |
@@ -64,6 +65,9 @@ const MOST_JOBS: usize = 1024;
 
 /// Threads that serve faults.
 const FAULT_THREADS: usize = 4;
+
+/// The most threads that help others.
+const MOST_CREW: usize = 4;
 
 /// Everything the manager is given.
 pub struct Setup {
@@ -205,7 +209,7 @@ impl Manager {
         groups.root().set_limit(Limit::Max, config.memory_max);
         groups.root().set_limit(Limit::High, config.memory_high);
         let host = Arc::new(ManagerHost { sessions: OnceLock::new() });
-        let pager = Arc::new(Pager::new(engine.clone(), host.clone())?);
+        let pager = Arc::new(Pager::new(engine.clone(), host.clone(), config.swapin)?);
         let jobs = Arc::new(Jobs::new(name));
         let sessions = Arc::new(Sessions::new(jobs.clone(), &agent, pager.clone(), groups.clone()));
         assert!(host.sessions.set(sessions.clone()).is_ok(), "set once, here");
@@ -222,7 +226,7 @@ impl Manager {
             }
             Serves::All => Some(Waiting::new()?),
         };
-        let watch = Arc::new(Watch::new(pager.clone(), sessions.clone(), groups.clone()));
+        let watch = Arc::new(Watch::new(pager.clone(), sessions.clone(), groups.clone(), &agent));
         let machine = Arc::new(JobMachine {
             parameters: JobMachine::first_parameters(&config),
             config: config.clone(),
@@ -270,6 +274,12 @@ impl Manager {
                 eprintln!("uzswap: error: faults cannot be served: {error}");
                 std::process::abort();
             })?;
+        }
+        // Whoever has the task works, too.
+        let processors = std::thread::available_parallelism().map_or(1, |count| count.get());
+        for _ in 0..processors.saturating_sub(1).clamp(1, MOST_CREW) {
+            let pager = self.pager.clone();
+            thread("crew").spawn(move || pager.work())?;
         }
         let taker = self.machine.taker.clone();
         let reclaimer = Reclaimer::new(self.shrink_worker.clone(), watch.clone(), taker, self.stop.clone());

@@ -6,6 +6,7 @@
 //! waits for nobody; another registers, which takes the locks of address spaces.
 
 use std::collections::{HashMap, HashSet, VecDeque};
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
@@ -16,6 +17,7 @@ use uzswap_vm::pager::Pager;
 use uzswap_vm::sys::faults::FaultMeter;
 use uzswap_vm::sys::thread;
 
+use crate::agent_file::Board;
 use crate::brake::Brake;
 use crate::charge::{Bell, Charge};
 use crate::groups::Groups;
@@ -51,6 +53,8 @@ pub struct Watch {
     entered: AtomicU64,
     due: Mutex<Due>,
     bell: Bell,
+    /// Where programs that start read how far the limits are. It can be missing.
+    board: Mutex<Option<Board>>,
 }
 
 /// What is left to the thread that may wait.
@@ -68,10 +72,11 @@ struct Registered(HashMap<u64, (u64, Instant)>);
 
 impl Watch {
     /// Enters what it measures into the accounts of `groups`.
-    pub fn new(pager: Arc<Pager>, sessions: Arc<Sessions>, groups: Arc<Groups>) -> Watch {
+    pub fn new(pager: Arc<Pager>, sessions: Arc<Sessions>, groups: Arc<Groups>, agent: &Path) -> Watch {
         let (begun, entered) = Default::default();
         let (due, bell) = Default::default();
-        Watch { pager, sessions, groups, begun, entered, due, bell }
+        let board = Mutex::new(Board::open(agent).ok());
+        Watch { pager, sessions, groups, begun, entered, due, bell, board }
     }
 
     /// Looks until told to stop.
@@ -111,6 +116,9 @@ impl Watch {
             }
             registered.forget_but(&sessions);
             let charges = self.groups.all();
+            if let Some(board) = &mut *self.board.lock() {
+                board.say(charges.iter().all(|charge| charge.is_far()));
+            }
             if charges.iter().any(|charge| charge.excess() > 0 && !charge.is_exhausted()) {
                 self.groups.bell.ring();
             }

@@ -37,6 +37,13 @@ pub const ENV_JOB: &str = "UZSWAP_JOB";
 /// The prefix of the abstract socket's name.
 pub const SOCKET_PREFIX: &str = "uzswap-";
 
+/// Where the board begins, in the agent's file and in every program: a page of the library that the manager writes to, by
+/// way of the file, and programs only read. Nobody has to be asked for what it says. The byte after this is [`Board`].
+pub const BOARD: [u8; 16] = *b"uzswap's board 1";
+
+/// What is on the board: 1 if all limits are far, else 0.
+pub type Board = u8;
+
 /// Changes whenever a message does.
 pub const VERSION: u64 = 4;
 

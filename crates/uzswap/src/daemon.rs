@@ -91,6 +91,7 @@ fn apply(before: &JobConfig, now: &JobConfig, socket: Option<&Path>) {
             ("parameters/zpool", config.zpool.to_string()),
             ("parameters/accept_threshold_percent", config.accept_threshold_percent.to_string()),
             ("parameters/shrinker_enabled", yes_no(config.shrinker_enabled)),
+            ("parameters/swapin", config.swapin.to_string()),
             ("cgroup/memory.max", limit(config.memory_max)),
             ("cgroup/memory.high", limit(config.memory_high)),
             ("parameters/max_pool_percent", config.max_pool_percent().to_string()),

@@ -11,6 +11,7 @@ use std::path::PathBuf;
 
 use clap::{Arg, ArgAction, Command, ValueHint};
 use uzswap_engine::{Compressor, UnknownName, Zpool};
+use uzswap_manager::Swapin;
 
 use crate::size::{Amount, parse_amount};
 
@@ -56,6 +57,8 @@ pub enum Kind {
     Codec,
     /// An allocator's kernel name.
     Zpool,
+    /// By what rule a fault brings more than its own page.
+    Swapin,
     /// Y or N, as the kernel writes them, or the like.
     YesNo,
     /// A file.
@@ -79,6 +82,8 @@ pub enum Value {
     Codec(Compressor),
     /// Of [`Kind::Zpool`].
     Zpool(Zpool),
+    /// Of [`Kind::Swapin`].
+    Swapin(Swapin),
     /// Of [`Kind::YesNo`].
     YesNo(bool),
     /// Of [`Kind::Path`].
@@ -156,6 +161,14 @@ pub const ALL: &[Flag] = &[
         kind: Kind::YesNo,
         help: "Whether memory pressure writes back cold pages before the pool is full",
         more: "Default: Y",
+    },
+    Flag {
+        name: "swapin",
+        of: Of::Both,
+        kind: Kind::Swapin,
+        help: "How many pages a fault brings back",
+        more: "One of never (its own alone), always (the largest folio around it that is swapped out whole), adaptive (as \
+               many as the faults before it make likely to be wanted). The first two are there for comparison. Default: adaptive",
     },
     Flag {
         name: "swap-file",
@@ -244,7 +257,7 @@ pub const ALL: &[Flag] = &[
 ];
 
 /// Pairs of flags that exclude each other when given in the same place; else the stronger place wins.
-pub const EXCLUSIVE: [(&str, &str); 15] = [
+pub const EXCLUSIVE: [(&str, &str); 16] = [
     ("max-pool", "max-pool-percent"),
     ("no-swap", "swap-size"),
     ("no-swap", "swap-file"),
@@ -258,6 +271,7 @@ pub const EXCLUSIVE: [(&str, &str); 15] = [
     ("connect", "zpool"),
     ("connect", "enabled"),
     ("connect", "shrinker-enabled"),
+    ("connect", "swapin"),
     ("connect", "swap-file"),
     ("connect", "swap-size"),
     ("connect", "no-swap"),
@@ -300,7 +314,7 @@ impl Kind {
         match self {
             Kind::Size => "SIZE",
             Kind::Percent(..) => "PERCENT",
-            Kind::Codec | Kind::Zpool => "NAME",
+            Kind::Codec | Kind::Zpool | Kind::Swapin => "NAME",
             Kind::YesNo => "Y|N",
             Kind::Group => "GROUP",
             Kind::Mode => "MODE",
@@ -318,6 +332,7 @@ impl Kind {
             },
             Kind::Codec => text.parse().map(Value::Codec).map_err(|error: UnknownName| error.to_string()),
             Kind::Zpool => text.parse().map(Value::Zpool).map_err(|error: UnknownName| error.to_string()),
+            Kind::Swapin => text.parse().map(Value::Swapin).map_err(|error: UnknownName| error.to_string()),
             Kind::YesNo => yes_or_no(text).map(Value::YesNo),
             Kind::Path if text.is_empty() => Err("is empty; give a file name".into()),
             Kind::Path => Ok(Value::Path(text.into())),
@@ -602,6 +617,7 @@ mod tests {
             (Kind::Percent(1, 100), "50", "50%", "from 1 to 100"),
             (Kind::Codec, "lzo-rle", "LZ4", "lz4, lzo-rle, zstd, deflate"),
             (Kind::Zpool, "zbud", "z3fold", "zsmalloc, zbud"),
+            (Kind::Swapin, "never", "often", "never, always, adaptive"),
             (Kind::YesNo, "N", "", "neither yes nor no"),
             (Kind::Path, "/a", "", "file name"),
             (Kind::Switch, "Yes", "2", "neither yes nor no"),
@@ -616,5 +632,6 @@ mod tests {
         let of = |kind| ALL.iter().find(|flag| flag.kind == kind).expect("a flag").more;
         assert!(Compressor::ALL.iter().all(|codec| of(Kind::Codec).contains(codec.name())));
         assert!(Zpool::ALL.iter().all(|zpool| of(Kind::Zpool).contains(zpool.name())));
+        assert!(Swapin::ALL.iter().all(|rule| of(Kind::Swapin).contains(rule.name())));
     }
 }

@@ -14,6 +14,7 @@ use std::path::{Path, PathBuf};
 use clap::ArgMatches;
 use clap::parser::ValueSource;
 use uzswap_engine::{Compressor, Zpool};
+use uzswap_manager::Swapin;
 
 use crate::flags::{ALL, EXCLUSIVE, Flag, Kind, Of, Value, flags};
 use crate::size::Amount;
@@ -75,6 +76,11 @@ impl Settings {
     /// An allocator.
     pub fn zpool(&self, name: &str) -> Option<Zpool> {
         self.get(name, |value| if let Value::Zpool(zpool) = value { Some(*zpool) } else { None })
+    }
+
+    /// A rule of swapping in.
+    pub fn swapin(&self, name: &str) -> Option<Swapin> {
+        self.get(name, |value| if let Value::Swapin(rule) = value { Some(*rule) } else { None })
     }
 
     /// Yes or no.

@@ -10,13 +10,14 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
-use uzswap_engine::{Home, PAGE_SIZE, Page, Slot};
+use uzswap_engine::{PAGE_SIZE, Slot};
 use uzswap_proto::{MAX_BATCH_PAGES, Run, STAGING_PAGES, evict, evicted, kind};
 
 use crate::fault::wait_for_program;
-use crate::pager::{Pager, Progress, read_pages, with_buffer};
+use crate::pager::{Pager, Progress, read_pages};
 use crate::range::{Range, RangeSet};
 use crate::space::{Request, Space, State, Worker};
+use crate::sys::thread::OneProcessor;
 use crate::sys::uffd::{FillError, Probe};
 use crate::table::{PageState, STATE_BITS};
 use crate::{PAGE, layout};
@@ -125,28 +126,41 @@ impl Pager {
             (state.hand, state.registered.iter().collect::<Vec<_>>())
         };
         let mut progress = Progress::default();
-        // Once round from the hand: what lies after it, then what lies before.
+        // Once round from the hand: what lies after it, then what lies before. Small ranges go together.
         let after = ranges.iter().map(|r| r.intersect(Range::new(hand, u64::MAX)));
         let before = ranges.iter().map(|r| r.intersect(Range::new(0, hand)));
+        let (mut runs, mut found) = (Vec::new(), 0);
         for range in after.chain(before).filter(|r| !r.is_empty()) {
             let mut at = range.start;
             while at < range.end {
+                let (more, end) = worker.pagemap.present(Range::new(at, range.end), EVICT_PAGES - found)?;
+                at = end;
+                found += more.iter().map(|run| (run.len() / PAGE) as usize).sum::<usize>();
+                runs.extend(more);
+                if found < EVICT_PAGES.min(pages - progress.staged) {
+                    continue;
+                }
+                match self.evict_found(space, &worker, &mut runs)? {
+                    Some(staged) => progress.staged += staged,
+                    None => return Ok(progress),
+                }
+                found = 0;
                 if progress.staged >= pages {
                     space.lock().hand = at;
                     return Ok(progress);
                 }
-                if space.lock().staging.len() + EVICT_PAGES > STAGING_PAGES {
-                    return Ok(progress);
-                }
-                let (runs, end) = worker.pagemap.present(Range::new(at, range.end), EVICT_PAGES)?;
-                at = end;
-                match self.evict_runs(space, &worker, &runs, true)? {
-                    Some(staged) => progress.staged += staged,
-                    None => return Ok(progress),
-                }
             }
         }
+        progress.staged += self.evict_found(space, &worker, &mut runs)?.unwrap_or(0);
         Ok(progress)
+    }
+
+    /// Moves what was found on a round; `None` if the worker is not to be had, or the staging area is full.
+    fn evict_found(&self, space: &Space, worker: &Worker, runs: &mut Vec<Range>) -> io::Result<Option<usize>> {
+        if space.lock().staging.len() + EVICT_PAGES > STAGING_PAGES {
+            return Ok(None);
+        }
+        self.evict_runs(space, worker, &std::mem::take(runs), true)
     }
 
     /// Moves all of `range` out and into the engine, now.
@@ -169,7 +183,7 @@ impl Pager {
                     let Some(staged) = self.evict_runs(space, &worker, &runs, false)? else { return Ok(total) };
                     total.staged += staged;
                 }
-                let progress = self.store_staged(space, 0)?;
+                let progress = self.store_oldest(space, 0, true)?;
                 total.stored += progress.stored;
                 total.refused += progress.refused;
             }
@@ -305,6 +319,10 @@ impl Pager {
 
     /// Stores staged pages, oldest first, until `keep` or fewer are left.
     pub fn store_staged(&self, space: &Space, keep: usize) -> io::Result<Progress> {
+        self.store_oldest(space, keep, false)
+    }
+
+    fn store_oldest(&self, space: &Space, keep: usize, helped: bool) -> io::Result<Progress> {
         let _conversation = space.conversation.lock();
         let mut progress = Progress::default();
         while let Some(worker) = self.resume(space) {
@@ -318,11 +336,8 @@ impl Pager {
                 break;
             }
             let sequences: Vec<u32> = run.iter().filter(|(_, page)| page.is_some()).map(|(s, _)| *s).collect();
-            let (stored, refused) = with_buffer(sequences.len(), |data| {
-                read_pages(&worker, &sequences, data.as_flattened_mut())?;
-                let homes = self.homes(space, &worker, &sequences);
-                io::Result::Ok(self.store_pages(space, &sequences, &homes, data))
-            })?;
+            let slots = self.store(space, &worker, sequences.clone(), helped)?;
+            let (stored, refused) = self.take_stored(space, &worker, &sequences, slots)?;
             progress.stored += stored;
             progress.refused += refused;
             let done = {
@@ -340,13 +355,17 @@ impl Pager {
         Ok(progress)
     }
 
-    /// Gives pages to the engine; gives how many it took and how many it refused.
-    fn store_pages(&self, space: &Space, sequences: &[u32], homes: &[Home], data: &[Page]) -> (usize, usize) {
-        let slots: Vec<Option<Slot>> =
-            data.iter().zip(homes).map(|(page, &home)| self.engine.swap_out(page, home).ok()).collect();
-        let (mut stored, mut refused) = (0, 0);
+    /// Takes note of what the engine has stored, and puts back what it has refused; how many pages each.
+    fn take_stored(
+        &self,
+        space: &Space,
+        worker: &Worker,
+        sequences: &[u32],
+        slots: Vec<Option<Slot>>,
+    ) -> io::Result<(usize, usize)> {
+        let (mut stored, mut refused) = (0, Vec::new());
         let mut state = space.lock();
-        for ((&sequence, slot), data) in sequences.iter().zip(slots).zip(data) {
+        for (&sequence, slot) in sequences.iter().zip(slots) {
             // While we stored it, the page may have been rescued, discarded, unmapped or stored by a fork, or have
             // moved; the ring entry tells, because it is only ever changed under this lock together with the table.
             match (state.staging.get(sequence), slot) {
@@ -355,26 +374,27 @@ impl Pager {
                     state.table.set(page, PageState::Stored(slot));
                     stored += 1;
                 }
-                (Some(page), None) => {
-                    refused += 1;
-                    match space.uffd.copy(page, data).1 {
-                        None | Some(FillError::Exists) => {
-                            state.staging.clear(sequence);
-                            state.table.set(page, PageState::Resident);
-                        }
-                        // Stays staged.
-                        Some(_) => {}
-                    }
-                }
+                (Some(_), None) => refused.push(sequence),
                 (None, Some(slot)) => self.engine.invalidate(slot),
                 (None, None) => {}
             }
         }
-        (stored, refused)
+        for &sequence in &refused {
+            let mut data = [0; PAGE_SIZE];
+            let Some(page) = state.staging.get(sequence) else { continue };
+            read_pages(worker, &[sequence], &mut data)?;
+            if let None | Some(FillError::Exists) = space.uffd.copy(page, &data).1 {
+                state.staging.clear(sequence);
+                state.table.set(page, PageState::Resident);
+            }
+            // Else it stays staged.
+        }
+        Ok((stored, refused.len()))
     }
 
     /// Sends a request to the worker, which has been recorded in the state, and applies the answer.
     fn talk(&self, space: &Space, worker: &Worker, words: &[u64]) -> Talk {
+        let _together = OneProcessor::with(worker.pid);
         match worker.link.send(words, None) {
             Ok(()) => self.listen(space, worker, WORKER_PATIENCE),
             Err(_) => self.lose_worker(space),

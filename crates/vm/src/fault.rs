@@ -5,23 +5,26 @@
 //! 2. Waiting faults are answered: zeros for a page that was never touched, a copy for a staged one. A stored page, and
 //!    what follows it on a sequential walk, is marked as loading. Those for whom there is no memory queue up; only the first of
 //!    them is tried again, so that an answer costs the same however many wait.
-//! 3. Without the lock, loading pages are decompressed; under it again they are filled, if they are still loading.
+//! 3. Without the lock, loading pages are decompressed. Those that under it are still loading are filled, without it again: so
+//!    threads fill beside each other, but none while messages are read ([`Space::fills`]). A large load goes in parts, of which
+//!    others may take some (`crew`).
 //! 4. A fill that the kernel refuses because the layout is changing is tried again after the event has been read.
 
 use std::io;
 use std::sync::Arc;
-use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::AtomicUsize;
+use std::sync::atomic::Ordering::{AcqRel, Relaxed};
 use std::time::Instant;
 
-use uzswap_engine::{LoadError, PAGE_SIZE, Page, Slot};
+use uzswap_engine::{LoadError, MAX_FOLIO_ORDER, PAGE_SIZE, Page, Slot};
 
 use crate::PAGE;
 use crate::epoch::{self, Change, Event};
 use crate::evict::STORE_PAGES;
 use crate::pager::{Account, Pager, read_pages, with_buffer};
 use crate::range::Range;
-use crate::readahead::MAX_WINDOW;
 use crate::space::{Fault, Outcome, Request, Space, State};
+use crate::swapin::Swapin;
 use crate::sys::uffd::{FillError, Message, Probe, Uffd};
 use crate::table::PageState;
 
@@ -51,9 +54,18 @@ impl Pager {
             if pass.loads.len() > 1 {
                 self.rearm(space);
             }
-            let done = !news && !pass.unsettled && pass.loads.is_empty();
+            let mut done = !news && !pass.unsettled && pass.loads.is_empty();
+            self.spread(space, pass.ahead);
             for load in pass.loads {
                 self.finish_load(space, load);
+            }
+            while let Some((other, load)) = self.crew.take_load() {
+                self.finish_load(&other, load);
+                done = false;
+                // Whoever waits for a page comes first.
+                if space.uffd.is_readable() {
+                    break;
+                }
             }
             if pass.unsettled {
                 wait_for_program(&space.uffd, &mut tries);
@@ -64,9 +76,29 @@ impl Pager {
         }
     }
 
+    /// Has others load what is wanted ahead.
+    fn spread(&self, space: &Space, loads: Vec<Load>) {
+        if loads.is_empty() {
+            return;
+        }
+        match self.space(space.id) {
+            Some(space) => self.crew.load(&space, loads),
+            // It is being reaped.
+            None => loads.into_iter().for_each(|load| self.finish_load(space, load)),
+        }
+    }
+
     /// Reads all there is to read, applies changes of the layout and forks, and leaves the faults in `waiting`. Tells
     /// whether there was anything.
     pub(crate) fn drain(&self, space: &Space, state: &mut State) -> bool {
+        // What is being filled is filled as the layout was before anything of this is known. Nobody begins meanwhile.
+        // It takes less time than to fall asleep and to be woken.
+        while space.fills.try_write().is_none() {
+            if !space.uffd.is_readable() {
+                return false;
+            }
+            std::thread::yield_now();
+        }
         let (mut events, mut forks): (Vec<Event>, Vec<Uffd>) = Default::default();
         let (mut news, mut tries) = (false, 0);
         let mut messages = std::mem::take(&mut state.unheard);
@@ -188,7 +220,7 @@ impl Pager {
     fn try_answer(&self, space: &Space, state: &mut State, pass: &mut Pass, mut fault: Fault) {
         match self.answer(space, state, pass, &mut fault) {
             Answer::Done => answered(space, state, fault),
-            Answer::Load(load) => pass.loads.push(load),
+            Answer::Load(pages) => pass.load(space, fault, &pages),
             Answer::NoRoom if pass.starves => {
                 space.stall(state, &mut fault);
                 state.starved.push_back(fault);
@@ -225,39 +257,61 @@ impl Pager {
             PageState::Loading(_) => Answer::Done,
             PageState::Stored(_) => {
                 space.stall(state, fault);
-                let window = state.readahead.window(page);
-                let mut pages: Vec<(u64, Slot)> = (0..window as u64)
-                    .map_while(|i| match state.table.get(page + i * PAGE) {
-                        PageState::Stored(slot) => Some((page + i * PAGE, slot)),
-                        _ => None,
-                    })
-                    .collect();
-                if !pass.admits(space, pages.len() as u64) {
-                    pages.truncate(1);
-                    if !pass.admits(space, 1) {
+                let (window, mut pages) = self.wanted(state, page);
+                while !pass.admits(space, pages.len() as u64) {
+                    if pages.len() == 1 {
                         return Answer::NoRoom;
                     }
+                    pages.truncate(pages.len().div_ceil(8));
                 }
                 state.readahead.brought(page, window, page + pages.len() as u64 * PAGE);
                 for &(page, slot) in &pages {
-                    // The load's own reference: the slot cannot come to mean another page meanwhile.
-                    self.engine.dup(slot);
                     state.table.set(page, PageState::Loading(slot));
                 }
-                Answer::Load(Load::new(*fault, pages, space.account()))
+                Answer::Load(pages)
+            }
+        }
+    }
+
+    /// What to bring for a fault at a stored page, that page first; and the window of its walk.
+    fn wanted(&self, state: &mut State, page: u64) -> (usize, Vec<(u64, Slot)>) {
+        let stored = |page| match state.table.get(page) {
+            PageState::Stored(slot) => Some((page, slot)),
+            _ => None,
+        };
+        let pages = |start: u64, count: usize| (0..count as u64).map(move |i| start + i * PAGE);
+        let folios = self.folios();
+        match folios.rule() {
+            Swapin::Never => (1, stored(page).into_iter().collect()),
+            Swapin::Adaptive => {
+                let window = state.readahead.window(page, |window| folios.largest(window));
+                (window, pages(page, window).map_while(stored).collect())
+            }
+            Swapin::Always => {
+                let mut count = folios.largest(1 << MAX_FOLIO_ORDER);
+                loop {
+                    let start = page - page % (count as u64 * PAGE);
+                    let own = stored(page).into_iter();
+                    let others = pages(start, count).filter(|other| *other != page);
+                    let folio: Option<Vec<_>> = others.map(stored).collect();
+                    if let Some(others) = folio {
+                        return (1, own.chain(others).collect());
+                    }
+                    count = folios.largest(count / 2);
+                }
             }
         }
     }
 
     /// A page that was never touched, or was discarded by the program: zeros.
     fn answer_untouched(&self, space: &Space, state: &mut State, pass: &Pass, fault: Fault) -> Answer {
-        static ZEROS: [u8; MAX_WINDOW * PAGE_SIZE] = [0; MAX_WINDOW * PAGE_SIZE];
+        static ZEROS: [u8; MOST_ZEROS * PAGE_SIZE] = [0; MOST_ZEROS * PAGE_SIZE];
         let page = fault.page;
         let (filled, error) = if fault.write {
             if !pass.admits(space, 1) {
                 return Answer::NoRoom;
             }
-            let window = state.readahead.window(page);
+            let window = state.readahead.window(page, |window| window.min(MOST_ZEROS));
             let mut pages = 1;
             while pages < window && may_fill_ahead(space, state, page + pages as u64 * PAGE) {
                 pages += 1;
@@ -314,25 +368,34 @@ impl Pager {
         with_buffer(load.pages.len(), |buffer| self.load_and_fill(space, load, buffer));
     }
 
-    fn load_and_fill(&self, space: &Space, load: Load, buffer: &mut [Page]) {
-        let Load { fault, ref pages, .. } = load;
-        let mut loaded = 0;
-        let mut corrupt = false;
-        for (&(_, slot), data) in pages.iter().zip(buffer.iter_mut()) {
-            match self.engine.load(slot, data) {
-                Ok(_) => loaded += 1,
-                Err(error) => {
-                    corrupt = loaded == 0;
-                    if corrupt {
-                        let what = match error {
-                            LoadError::Corrupt => "is damaged".to_owned(),
-                            LoadError::Io(error) => format!("could not be read from the swap file: {error}"),
-                        };
-                        eprintln!("uzswap: error: page {:#x} {what}; its program gets SIGBUS", fault.page);
-                    }
-                    break;
-                }
+    /// Loads pages into `buffer`; how many, and why not the next.
+    fn load(&self, pages: &[(u64, Slot)], buffer: &mut [Page]) -> (usize, Option<LoadError>) {
+        if pages.len() > 1 {
+            let slots: Vec<Slot> = pages.iter().map(|(_, slot)| *slot).collect();
+            if self.engine.load_folio(&slots, buffer).is_ok() {
+                return (pages.len(), None);
             }
+        }
+        for (number, (&(_, slot), data)) in pages.iter().zip(buffer).enumerate() {
+            if let Err(error) = self.engine.load(slot, data) {
+                return (number, Some(error));
+            }
+        }
+        (pages.len(), None)
+    }
+
+    fn load_and_fill(&self, space: &Space, load: Load, buffer: &mut [Page]) {
+        let Load { fault, ref pages, ref folio, .. } = load;
+        let first = pages[0].0;
+        let (loaded, failed) = self.load(pages, buffer);
+        // What was loaded ahead is looked at again when it is wanted.
+        let corrupt = loaded == 0 && fault.is_some();
+        if let (true, Some(error)) = (corrupt, failed) {
+            let what = match error {
+                LoadError::Corrupt => "is damaged".to_owned(),
+                LoadError::Io(error) => format!("could not be read from the swap file: {error}"),
+            };
+            eprintln!("uzswap: error: page {first:#x} {what}; its program gets SIGBUS");
         }
         let mut state = space.lock();
         // What was unmapped, discarded or moved meanwhile is not filled; its event has been applied.
@@ -340,47 +403,59 @@ impl Pager {
         let fit = pages.iter().take(loaded).take_while(|&&page| still(&state, page)).count();
         let (mut filled, mut answer) = (0, Answer::Done);
         if corrupt && still(&state, pages[0]) {
-            if let Err(error) = space.uffd.poison(fault.page) {
-                answer = Answer::from(space.after_failed_fill(&mut state, fault.page, error));
+            if let Err(error) = space.uffd.poison(first) {
+                answer = Answer::from(space.after_failed_fill(&mut state, first, error));
             }
         } else if fit > 0 {
-            let (bytes, error) = space.uffd.copy(fault.page, buffer[..fit].as_flattened());
+            let filling = space.fills.read();
+            drop(state);
+            let data = buffer[..fit].as_flattened();
+            let (bytes, error) =
+                if folio.is_some() { space.uffd.copy_quietly(first, data) } else { space.uffd.copy(first, data) };
+            drop(filling);
+            state = space.lock();
             filled = (bytes / PAGE) as usize;
             if let (0, Some(error)) = (filled, error) {
-                answer = Answer::from(space.after_failed_fill(&mut state, fault.page, error));
+                answer = Answer::from(space.after_failed_fill(&mut state, first, error));
                 if error == FillError::Exists {
                     // What is there is newer than what we hold.
                     filled = 1;
                 }
             }
         } else {
-            space.uffd.wake(Range::page(fault.page));
+            space.uffd.wake(Range::page(first));
         }
+        let mut stored_again = [false; PART];
         for (i, &(page, slot)) in pages.iter().enumerate() {
             if still(&state, (page, slot)) {
-                if i < filled {
-                    state.table.set(page, PageState::Resident);
-                    self.engine.invalidate(slot);
-                } else {
-                    state.table.set(page, PageState::Stored(slot));
-                }
+                stored_again[i] = i >= filled;
+                state.table.set(page, if i < filled { PageState::Resident } else { PageState::Stored(slot) });
             }
-            self.engine.invalidate(slot);
         }
-        // Another thread may have come for a page that was loading and is stored again.
-        for &(page, _) in pages.iter().skip(filled.max(1)) {
+        // A thread may have come for a page that was loading and is stored again.
+        for &(page, _) in pages.iter().skip(filled.max(1)).filter(|_| folio.is_none()) {
             space.uffd.wake(Range::page(page));
         }
-        if let Answer::Unsettled = answer {
-            state.waiting.push(fault);
-            return;
-        }
         if filled > 0 {
-            state.young.insert(fault.page);
-            space.account().counters().pgmajfault.fetch_add(1, Relaxed);
-            space.account().counters().readahead.fetch_add(filled as u64 - 1, Relaxed);
+            space.account().counters().readahead.fetch_add((filled - usize::from(fault.is_some())) as u64, Relaxed);
         }
-        answered(space, &mut state, fault);
+        if let Some(fault) = fault {
+            if let Answer::Unsettled = answer {
+                state.waiting.push(fault);
+            } else {
+                if filled > 0 {
+                    state.young.insert(fault.page);
+                    space.account().counters().pgmajfault.fetch_add(1, Relaxed);
+                }
+                answered(space, &mut state, fault);
+            }
+        }
+        drop(state);
+        let spent = pages.iter().zip(stored_again).filter(|(_, stored_again)| !stored_again);
+        spent.for_each(|(&(_, slot), _)| self.engine.invalidate(slot));
+        if let Some(folio) = folio {
+            folio.part_done(&space.uffd);
+        }
     }
 }
 
@@ -396,7 +471,8 @@ fn may_fill_ahead(space: &Space, state: &State, page: u64) -> bool {
 /// What became of a fault.
 enum Answer {
     Done,
-    Load(Load),
+    /// These pages are loading now.
+    Load(Vec<(u64, Slot)>),
     NoRoom,
     Unsettled,
 }
@@ -410,18 +486,50 @@ impl From<Outcome> for Answer {
     }
 }
 
-/// A fault and the pages to bring for it, the first its own. Whoever pays has them on the way as long as this lives.
+/// Neighbouring pages that are loading, at most [`PART`], with the references to their slots: none comes to mean another page
+/// meanwhile. Whoever pays has them on the way as long as this lives.
 pub(crate) struct Load {
-    fault: Fault,
+    /// Who waits for the first of them, if it was not thought of ahead.
+    fault: Option<Fault>,
     pages: Vec<(u64, Slot)>,
+    /// What they are a part of, if nobody waits for just them.
+    folio: Option<Arc<Folio>>,
     account: Arc<dyn Account>,
+}
+
+/// A folio that is loaded in parts. A thread that comes for a page of it goes on when the last part is done: one that reads faster
+/// than pages are filled would else be put to sleep and woken for each part.
+struct Folio {
+    range: Range,
+    /// Parts that are not done.
+    left: AtomicUsize,
+}
+
+impl Folio {
+    fn new(parts: &[&[(u64, Slot)]]) -> Folio {
+        let pages = || parts.iter().copied().flatten().map(|(page, _)| *page);
+        let (start, end) = (pages().min().unwrap_or(0), pages().max().map_or(0, |last| last + PAGE));
+        Folio { range: Range::new(start, end), left: AtomicUsize::new(parts.len()) }
+    }
+
+    fn part_done(&self, uffd: &Uffd) {
+        if self.left.fetch_sub(1, AcqRel) == 1 {
+            uffd.wake(self.range);
+        }
+    }
+}
+
+/// How many of the pages, from the first on, make the largest part: neighbours, a power of two.
+fn part(pages: &[(u64, Slot)]) -> usize {
+    let neighbours = pages.windows(2).take_while(|pair| pair[0].0 + PAGE == pair[1].0).count() + 1;
+    1 << neighbours.min(PART).ilog2()
 }
 
 impl Load {
     /// Pages that `account` has admitted.
-    pub fn new(fault: Fault, pages: Vec<(u64, Slot)>, account: Arc<dyn Account>) -> Load {
+    pub fn new(fault: Option<Fault>, pages: Vec<(u64, Slot)>, account: Arc<dyn Account>) -> Load {
         account.load_begins(pages.len() as u64);
-        Load { fault, pages, account }
+        Load { fault, pages, folio: None, account }
     }
 }
 
@@ -434,10 +542,19 @@ impl Drop for Load {
 /// How many faults one thread loads for before it looks again who else waits.
 const MOST_LOADS: usize = 16;
 
+/// The most pages that one thread loads at once: a folio.
+const PART: usize = 32;
+const _: () = assert!(PART <= 1 << MAX_FOLIO_ORDER);
+
+/// The most pages that are filled with zeros at once.
+const MOST_ZEROS: usize = 64;
+
 /// What has come of the faults that were tried in one go.
 #[derive(Default)]
 struct Pass {
     loads: Vec<Load>,
+    /// What goes with them.
+    ahead: Vec<Load>,
     /// One had to be left because the layout is changing.
     unsettled: bool,
     /// There was no memory for one: there is none for those who came later.
@@ -447,6 +564,26 @@ struct Pass {
 impl Pass {
     fn has_room(&self) -> bool {
         !self.starves && self.loads.len() < MOST_LOADS
+    }
+
+    /// Takes note of pages to be loaded for a fault, the first its own.
+    fn load(&mut self, space: &Space, fault: Fault, pages: &[(u64, Slot)]) {
+        let (own, rest) = pages.split_at(part(pages));
+        self.loads.push(Load::new(Some(fault), own.to_vec(), space.account()));
+        for mut pages in rest.chunks(1 << MAX_FOLIO_ORDER) {
+            let mut parts = Vec::new();
+            while !pages.is_empty() {
+                let (part, after) = pages.split_at(part(pages));
+                parts.push(part);
+                pages = after;
+            }
+            let folio = Arc::new(Folio::new(&parts));
+            for part in parts {
+                let mut load = Load::new(None, part.to_vec(), space.account());
+                load.folio = Some(folio.clone());
+                self.ahead.push(load);
+            }
+        }
     }
 
     fn admits(&self, space: &Space, pages: u64) -> bool {

@@ -5,18 +5,20 @@
 //! | [`pager`] | all address spaces: how they come and go |
 //! | `evict` | the way of a page out |
 //! | `fault` | the way of a page back; events |
+//! | `crew` | large loads and stores in parts, for several threads |
 //! | `release` | the way of all pages back |
 //! | [`space`] | what is known of one address space |
 //! | `table` | where each evicted page is |
 //! | `epoch` | the order of events |
 //! | `layout` | which mappings are managed |
-//! | `readahead` | how many pages a fault brings |
+//! | [`swapin`] | how many pages a fault brings |
 //! | [`range`] | address arithmetic |
 //! | [`sys`] | the seam to the kernel; all unsafe code |
 //! | [`doctor`] | what the machine permits |
 
 pub mod pager;
 
+mod crew;
 mod evict;
 mod fault;
 mod release;
@@ -27,7 +29,7 @@ mod table;
 mod epoch;
 mod layout;
 pub mod range;
-mod readahead;
+pub mod swapin;
 
 pub mod doctor;
 pub mod sys;

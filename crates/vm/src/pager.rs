@@ -25,10 +25,12 @@ use parking_lot::Mutex;
 use uzswap_engine::{Group, Home, PAGE_SIZE, Page, Zswap};
 use uzswap_proto::{STAGING_PAGES, kind};
 
+use crate::crew::Crew;
 use crate::evict::WORKER_PATIENCE;
 use crate::fault::wait_for_program;
 use crate::range::Range;
 use crate::space::{Space, State, Worker};
+use crate::swapin::{Folios, Swapin};
 use crate::sys::epoll::Epoll;
 use crate::sys::process;
 use crate::sys::uffd::{MAIN_FEATURES, MOVE, Probe, Uffd};
@@ -97,6 +99,8 @@ pub struct Pager {
     pub(crate) engine: Arc<Zswap>,
     pub(crate) host: Arc<dyn Host>,
     epoll: Epoll,
+    pub(crate) crew: Crew,
+    folios: Folios,
     registry: Mutex<Registry>,
     several_nodes: bool,
     pub(crate) evicting: AtomicBool,
@@ -120,16 +124,36 @@ impl std::fmt::Debug for Pager {
 
 impl Pager {
     /// A pager that keeps evicted pages in `engine`.
-    pub fn new(engine: Arc<Zswap>, host: Arc<dyn Host>) -> io::Result<Pager> {
+    pub fn new(engine: Arc<Zswap>, host: Arc<dyn Host>, swapin: Swapin) -> io::Result<Pager> {
         let epoll = Epoll::new()?;
         let several_nodes = process::memory_nodes() > 1;
         let (evicting, some_are_late) = (AtomicBool::new(true), AtomicBool::new(false));
-        Ok(Pager { engine, host, epoll, registry: Mutex::default(), several_nodes, evicting, some_are_late })
+        let (crew, folios) = (Crew::default(), Folios::new(swapin));
+        Ok(Pager {
+            engine,
+            host,
+            epoll,
+            crew,
+            folios,
+            registry: Mutex::default(),
+            several_nodes,
+            evicting,
+            some_are_late,
+        })
+    }
+
+    /// How many pages a fault brings.
+    pub fn folios(&self) -> &Folios {
+        &self.folios
     }
 
     /// Every address space.
     pub fn spaces(&self) -> Vec<Arc<Space>> {
         self.registry.lock().spaces.values().cloned().collect()
+    }
+
+    pub(crate) fn space(&self, id: u64) -> Option<Arc<Space>> {
+        self.registry.lock().spaces.get(&id).cloned()
     }
 
     pub(crate) fn register(&self, uffd: Uffd, state: State, account: Arc<dyn Account>) -> io::Result<Arc<Space>> {
@@ -217,8 +241,7 @@ impl Pager {
         loop {
             let ready = self.epoll.wait(-1)?;
             for id in ready {
-                let space = self.registry.lock().spaces.get(&id).cloned();
-                if let Some(space) = space {
+                if let Some(space) = self.space(id) {
                     space.pace.called();
                     self.service_while(&space, || space.pace.spin(|| space.uffd.spin()));
                     space.pace.left();

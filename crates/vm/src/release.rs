@@ -67,7 +67,6 @@ impl Pager {
                 }
                 for &(page, slot) in batch {
                     if state.table.get(page) == PageState::Stored(slot) {
-                        self.engine.dup(slot);
                         state.table.set(page, PageState::Loading(slot));
                         pages.push((page, slot));
                     }
@@ -76,7 +75,7 @@ impl Pager {
             let started = Instant::now();
             for page in pages {
                 let fault = Fault { page: page.0, write: false, tid: 0, since: started, stalls: false };
-                self.finish_load(space, Load::new(fault, vec![page], space.account()));
+                self.finish_load(space, Load::new(Some(fault), vec![page], space.account()));
             }
         }
         self.service(space);

@@ -7,7 +7,8 @@
 //!   unread, so the kernel refuses the rest of the moves. So a page that was moved was there, at the address that we know,
 //!   and nothing fills that address until the answer has been recorded.
 //! - A page is `Staged(n)` if and only if entry `n` of the staging ring names it.
-//! - A page that is `Stored` or `Loading` holds one reference on its slot.
+//! - A page that is `Stored` holds one reference on its slot; of one that is `Loading` the load holds it, and gives it back if
+//!   the page is to be stored again.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::os::fd::{AsRawFd, RawFd};
@@ -19,14 +20,15 @@ use parking_lot::{Mutex, MutexGuard, RwLock};
 use uzswap_engine::Zswap;
 use uzswap_proto::{Hello, STAGING_PAGES, kind};
 
+use crate::PAGE;
 use crate::epoch::Change;
 use crate::pager::Account;
 use crate::range::{Range, RangeSet};
+use crate::swapin::Readahead;
 use crate::sys::link::Link;
 use crate::sys::process::Pagemap;
 use crate::sys::uffd::{FillError, Message, Uffd};
 use crate::table::{PageState, PageTable, STATE_BITS};
-use crate::{PAGE, readahead::Readahead};
 
 /// An address space.
 pub struct Space {
@@ -35,6 +37,9 @@ pub struct Space {
     pub(crate) uffd: Uffd,
     account: RwLock<Arc<dyn Account>>,
     state: Mutex<State>,
+    /// Held by whoever fills pages without the lock of the state, taken under that; waited for before messages are read. So a page
+    /// is filled as of the last message that was read, or not at all.
+    pub(crate) fills: RwLock<()>,
     pub(crate) pace: Pace,
     /// Held by whoever talks to the worker; before `state` in the lock order.
     pub(crate) conversation: Mutex<()>,
@@ -167,7 +172,8 @@ pub(crate) struct State {
 impl Space {
     pub(crate) fn new(id: u64, uffd: Uffd, state: State, account: Arc<dyn Account>) -> Space {
         let (account, state) = (RwLock::new(account), Mutex::new(state));
-        Space { id, uffd, account, state, pace: Pace::default(), conversation: Mutex::new(()) }
+        let (fills, pace, conversation) = Default::default();
+        Space { id, uffd, account, state, fills, pace, conversation }
     }
 
     /// Who pays for what becomes resident and for what is stored from now on.
@@ -248,9 +254,9 @@ impl State {
     /// Lets go of whatever held `page`'s contents.
     pub fn drop_contents(&mut self, engine: &Zswap, state: PageState) {
         match state {
-            PageState::Resident => {}
+            PageState::Resident | PageState::Loading(_) => {}
             PageState::Staged(sequence) => self.staging.clear(sequence),
-            PageState::Stored(slot) | PageState::Loading(slot) => engine.invalidate(slot),
+            PageState::Stored(slot) => engine.invalidate(slot),
         }
     }
 
@@ -306,6 +312,7 @@ impl State {
                 PageState::Staged(sequence) => self.staging.rename(sequence, page),
                 // Whoever loads it for the old place will find it gone from there.
                 PageState::Loading(slot) => {
+                    engine.dup(slot);
                     self.table.set(page, PageState::Stored(slot));
                     continue;
                 }

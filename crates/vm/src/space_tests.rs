@@ -85,9 +85,13 @@ impl Process {
                 self.state.staging.clear(sequence);
                 self.staged[&sequence]
             }
-            PageState::Stored(slot) | PageState::Loading(slot) => {
+            PageState::Stored(slot) => {
                 engine.load(slot, &mut data).expect("nothing fails here");
                 engine.invalidate(slot);
+                data[PAGE_SIZE - 1]
+            }
+            PageState::Loading(slot) => {
+                engine.load(slot, &mut data).expect("nothing fails here");
                 data[PAGE_SIZE - 1]
             }
         };
@@ -121,11 +125,10 @@ impl Process {
         self.state.staging.discard(count);
     }
 
-    fn begin_load(&mut self, engine: &Zswap, page: u64) {
+    fn begin_load(&mut self, page: u64) {
         if let PageState::Stored(slot) = self.state.table.get(page)
             && !self.memory.contains_key(&page)
         {
-            engine.dup(slot);
             self.state.table.set(page, PageState::Loading(slot));
             self.loads.push((page, slot));
         }
@@ -138,7 +141,6 @@ impl Process {
             if self.state.table.get(page) == PageState::Loading(slot) {
                 self.state.table.set(page, PageState::Resident);
                 self.memory.insert(page, data[PAGE_SIZE - 1]);
-                engine.invalidate(slot);
             }
             engine.invalidate(slot);
         }
@@ -231,7 +233,7 @@ fn run(engine: &Zswap, steps: Vec<Step>) {
             }
             Step::BeginLoad { process, page } => {
                 let i = of(process);
-                processes[i].begin_load(engine, address(page));
+                processes[i].begin_load(address(page));
             }
             Step::FinishLoads { process } => {
                 let i = of(process);

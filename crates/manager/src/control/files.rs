@@ -7,6 +7,7 @@ use super::error::Error;
 use super::machine::{Figures, GroupId, Limit, Machine, Parameter, Writer};
 use super::values::*;
 use uzswap_engine::{Compressor, Counters, FolioCounters, Zpool};
+use uzswap_vm::swapin::Swapin;
 
 /// Gives the text of a file.
 type Read<D> = fn(&dyn Machine, D) -> Result<String, Error>;
@@ -188,6 +189,14 @@ pub static PARAMETERS: &[File<()>] = &[
             machine.set_parameter(Parameter::Zpool(zpool))
         },
     ),
+    both(
+        "swapin",
+        |machine, ()| Ok(line(machine.swapin())),
+        |machine, (), value, _| {
+            machine.set_swapin(strip(value).parse().map_err(|_| no_choice(&Swapin::ALL))?);
+            Ok(())
+        },
+    ),
 ];
 
 /// The directory `debug`.
@@ -210,7 +219,10 @@ pub static DEBUG: &[File<()>] = &[
 pub static FOLIO: &[File<usize>] = &[both(
     "swapin_enabled",
     |machine, order| Ok(bit_line(machine.folio_swapin(order))),
-    |machine, order, value, _| machine.set_folio_swapin(order, bit(value, Error::Invalid)?),
+    |machine, order, value, _| {
+        machine.set_folio_swapin(order, bit(value, Error::Invalid)?);
+        Ok(())
+    },
 )];
 
 /// The directory `stats` in it.

@@ -4,6 +4,7 @@
 //! name is free (`Exists`), that a group is empty (`Busy`), that it is still there (`Gone`).
 
 use uzswap_engine::{Compressor, Counters, FolioCounters, GroupCounters, Zpool};
+use uzswap_vm::swapin::Swapin;
 
 use super::error::Error;
 
@@ -202,5 +203,9 @@ pub trait Machine {
     /// Whether folios of this order are swapped in whole.
     fn folio_swapin(&self, order: usize) -> bool;
     /// Sets that.
-    fn set_folio_swapin(&self, order: usize, enabled: bool) -> Result<(), Error>;
+    fn set_folio_swapin(&self, order: usize, enabled: bool);
+    /// By what rule a fault brings more than its own page.
+    fn swapin(&self) -> Swapin;
+    /// Sets it.
+    fn set_swapin(&self, rule: Swapin);
 }

@@ -6,6 +6,8 @@ use std::time::Duration;
 use parking_lot::RwLock;
 use uzswap_engine::{Compressor, Counters, FolioCounters, GroupCounters, Zpool};
 
+use crate::Swapin;
+
 use super::error::Error;
 use super::machine::*;
 
@@ -18,6 +20,7 @@ pub struct State {
     next: u32,
     pub parameters: Parameters,
     pub folios: BTreeSet<usize>,
+    pub swapin: Swapin,
     /// What was killed and reclaimed.
     pub done: Vec<String>,
     /// Bytes that can be reclaimed.
@@ -57,6 +60,7 @@ impl Mock {
             next: 1,
             parameters,
             folios: BTreeSet::new(),
+            swapin: Swapin::default(),
             done: Vec::new(),
             reclaimable: 1 << 20,
             reclaim_takes: Duration::ZERO,
@@ -229,13 +233,20 @@ impl Machine for Mock {
         self.0.read().folios.contains(&order)
     }
 
-    fn set_folio_swapin(&self, order: usize, enabled: bool) -> Result<(), Error> {
+    fn set_folio_swapin(&self, order: usize, enabled: bool) {
         let folios = &mut self.0.write().folios;
         if enabled {
             folios.insert(order);
         } else {
             folios.remove(&order);
         }
-        Ok(())
+    }
+
+    fn swapin(&self) -> Swapin {
+        self.0.read().swapin
+    }
+
+    fn set_swapin(&self, rule: Swapin) {
+        self.0.write().swapin = rule;
     }
 }

@@ -58,7 +58,7 @@ fn every_file_is_what_the_list_says() {
     mock.0.write().figures = full_figures();
     tree.make("cgroup/a", WRITER).unwrap();
     let paths = all(&tree, "");
-    assert_eq!(paths.len(), 11 + 2 * 24 + 1 + 6 + 12 + 8 * 8);
+    assert_eq!(paths.len(), 11 + 2 * 24 + 1 + 7 + 12 + 8 * 8);
     for (path, kind) in paths {
         assert_eq!(tree.look(&path), Ok(kind), "{path}");
         let Kind::File { readable, writable } = kind else {
@@ -118,6 +118,7 @@ fn values_read_back() {
         ("shrinker_enabled", "on", "Y\n"),
         ("compressor", " zstd\n", "zstd\n"),
         ("zpool", "zbud", "zbud\n"),
+        ("swapin", "never", "never\n"),
         ("max_pool_percent", "35\n", "35\n"),
         ("accept_threshold_percent", "100", "100\n"),
     ] {

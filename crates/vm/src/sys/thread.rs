@@ -1,4 +1,4 @@
-//! How soon a thread of the manager gets a processor.
+//! How soon a thread of the manager gets a processor, and which.
 //!
 //! # Safety
 //! One structure of this file's own is passed, with its true size.
@@ -40,6 +40,42 @@ pub fn processor_time() -> Duration {
     // SAFETY: the structure is ours. This clock is always there.
     unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &raw mut time) };
     Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
+}
+
+/// The calling thread and another process on one processor, as long as this lives.
+///
+/// Two that wait for each other in turn gain nothing by a second processor. It would be idle whenever it is to go on, and to
+/// wake it takes longer than to switch, on a virtual machine by far: some 30 µs instead of 2.
+#[derive(Debug)]
+pub struct OneProcessor {
+    before: libc::cpu_set_t,
+}
+
+impl OneProcessor {
+    /// Has `process` go on where the caller runs; None if that cannot be.
+    pub fn with(process: i32) -> Option<OneProcessor> {
+        // SAFETY: all zeros is an empty set; the sets live on this stack and their sizes are said.
+        unsafe {
+            let (mut before, mut here): (libc::cpu_set_t, libc::cpu_set_t) = std::mem::zeroed();
+            let size = size_of::<libc::cpu_set_t>();
+            let processor = usize::try_from(libc::sched_getcpu()).ok()?;
+            if processor >= libc::CPU_SETSIZE as usize {
+                return None;
+            }
+            libc::CPU_SET(processor, &mut here);
+            super::check(libc::sched_getaffinity(0, size, &raw mut before)).ok()?;
+            super::check(libc::sched_setaffinity(process, size, &raw const here)).ok()?;
+            super::check(libc::sched_setaffinity(0, size, &raw const here)).ok()?;
+            Some(OneProcessor { before })
+        }
+    }
+}
+
+impl Drop for OneProcessor {
+    fn drop(&mut self) {
+        // SAFETY: as above. It was allowed before.
+        unsafe { libc::sched_setaffinity(0, size_of::<libc::cpu_set_t>(), &raw const self.before) };
+    }
 }
 
 /// Asks for time slices of 0.1 ms for the calling thread. The scheduler (EEVDF, from Linux 6.12 on) runs a thread with shorter

@@ -138,10 +138,20 @@ impl Uffd {
     /// Fills pages from `to` on with `data` and wakes whoever waits for them. Gives the bytes filled before the error.
     /// Of pages that lie in several mappings, only the first is filled.
     pub fn copy(&self, to: u64, data: &[u8]) -> (u64, Option<FillError>) {
+        self.copy_in_mode(to, data, 0)
+    }
+
+    /// As [`copy`](Self::copy), but wakes nobody.
+    pub fn copy_quietly(&self, to: u64, data: &[u8]) -> (u64, Option<FillError>) {
+        const DONTWAKE: u64 = 1;
+        self.copy_in_mode(to, data, DONTWAKE)
+    }
+
+    fn copy_in_mode(&self, to: u64, data: &[u8], mode: u64) -> (u64, Option<FillError>) {
         let mut len = data.len() as u64;
         let mut filled = 0;
         loop {
-            let mut request = [to + filled, data.as_ptr() as u64 + filled, len - filled, 0, 0];
+            let mut request = [to + filled, data.as_ptr() as u64 + filled, len - filled, mode, 0];
             let result = self.ioctl(UFFDIO_COPY, &mut request);
             match step(result, request[4] as i64) {
                 Ok(bytes) => filled += bytes,
@@ -210,9 +220,7 @@ impl Uffd {
         const MOMENT: Duration = Duration::from_micros(40);
         let start = Instant::now();
         while start.elapsed() < MOMENT {
-            let mut poll = libc::pollfd { fd: self.as_raw_fd(), events: libc::POLLIN, revents: 0 };
-            // SAFETY: one pollfd.
-            if unsafe { libc::poll(&raw mut poll, 1, 0) } > 0 {
+            if self.is_readable() {
                 return true;
             }
             std::hint::spin_loop();
@@ -220,11 +228,16 @@ impl Uffd {
         false
     }
 
-    /// Waits until there is something to read, for `milliseconds` at most.
-    pub fn wait(&self, milliseconds: i32) {
+    /// Whether there is something to read.
+    pub fn is_readable(&self) -> bool {
+        self.wait(0)
+    }
+
+    /// Waits until there is something to read, for `milliseconds` at most; tells whether there is.
+    pub fn wait(&self, milliseconds: i32) -> bool {
         let mut poll = libc::pollfd { fd: self.as_raw_fd(), events: libc::POLLIN, revents: 0 };
         // SAFETY: one pollfd.
-        unsafe { libc::poll(&raw mut poll, 1, milliseconds) };
+        unsafe { libc::poll(&raw mut poll, 1, milliseconds) > 0 }
     }
 }
 

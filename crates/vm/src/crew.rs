@@ -1,0 +1,173 @@
+//! Large tasks in parts, which several threads take: the crew, and whoever the task is for.
+//!
+//! 1. *Loads.* Of a large load the part that a thread of the program waits for is loaded by the thread that heard of it; the others
+//!    are put here, in the order in which they will be wanted.
+//! 2. *Stores.* Staged pages are read and compressed in parts, by the thread that reclaims and by those of the crew that
+//!    have nothing else to do. It waits until all parts are done: so this is for who has time. While programs grow towards their
+//!    limit, one who helps may lose his processor to them, and let reclaim wait.
+
+use std::collections::VecDeque;
+use std::io;
+use std::sync::Arc;
+
+use parking_lot::{Condvar, Mutex};
+use uzswap_engine::{Home, Slot};
+
+use crate::fault::Load;
+use crate::pager::{Pager, read_pages, with_buffer};
+use crate::space::{Space, Worker};
+use crate::sys::thread;
+
+/// The most pages that one thread stores at once.
+const PART: usize = 32;
+
+/// What the crew has to do.
+#[derive(Default)]
+pub(crate) struct Crew {
+    tasks: Mutex<Tasks>,
+    more: Condvar,
+}
+
+#[derive(Default)]
+struct Tasks {
+    loads: VecDeque<(Arc<Space>, Load)>,
+    stores: Vec<Arc<Batch>>,
+}
+
+enum Task {
+    Load(Arc<Space>, Load),
+    Store(Arc<Batch>),
+}
+
+impl Crew {
+    /// Adds parts of a load for `space`.
+    pub fn load(&self, space: &Arc<Space>, loads: Vec<Load>) {
+        self.tasks.lock().loads.extend(loads.into_iter().map(|load| (space.clone(), load)));
+        self.more.notify_all();
+    }
+
+    /// The next part of a load, if there is one.
+    pub fn take_load(&self) -> Option<(Arc<Space>, Load)> {
+        self.tasks.lock().loads.pop_front()
+    }
+
+    /// Waits for something to do. Somebody waits for a load, perhaps.
+    fn wait(&self) -> Task {
+        let mut tasks = self.tasks.lock();
+        loop {
+            if let Some((space, load)) = tasks.loads.pop_front() {
+                return Task::Load(space, load);
+            }
+            if let Some(batch) = tasks.stores.last() {
+                return Task::Store(batch.clone());
+            }
+            self.more.wait(&mut tasks);
+        }
+    }
+}
+
+/// Staged pages that are being stored.
+struct Batch {
+    worker: Arc<Worker>,
+    sequences: Vec<u32>,
+    homes: Vec<Home>,
+    progress: Mutex<BatchProgress>,
+    done: Condvar,
+}
+
+struct BatchProgress {
+    /// The first page that nobody has taken.
+    next: usize,
+    /// Pages that somebody has taken and not done with.
+    pending: usize,
+    slots: Vec<Option<Slot>>,
+    error: Option<io::Error>,
+}
+
+impl Batch {
+    /// Takes a part.
+    fn take(&self) -> Option<std::ops::Range<usize>> {
+        let mut progress = self.progress.lock();
+        let start = progress.next;
+        let end = self.sequences.len().min(start + PART);
+        (progress.next, progress.pending) = (end, progress.pending + (end - start));
+        (start < end).then_some(start..end)
+    }
+}
+
+impl Pager {
+    /// Does what there is for the crew to do; never returns. Any number of threads may.
+    pub fn work(&self) -> ! {
+        // Who waits for the last part is not to wait for a whole time slice.
+        let _ = thread::ask_for_short_slices();
+        loop {
+            match self.crew.wait() {
+                Task::Load(space, load) => self.finish_load(&space, load),
+                Task::Store(batch) => {
+                    if !self.store_part(&batch) {
+                        self.crew.tasks.lock().stores.retain(|other| !Arc::ptr_eq(other, &batch));
+                    }
+                }
+            }
+        }
+    }
+
+    /// Gives staged pages to the engine, perhaps with the help of the crew; their slots, where it took them.
+    pub(crate) fn store(
+        &self,
+        space: &Space,
+        worker: &Arc<Worker>,
+        sequences: Vec<u32>,
+        helped: bool,
+    ) -> io::Result<Vec<Option<Slot>>> {
+        let homes = self.homes(space, worker, &sequences);
+        let progress = BatchProgress { next: 0, pending: 0, slots: vec![None; sequences.len()], error: None };
+        let helped = helped && sequences.len() > PART;
+        let (worker, progress, done) = (worker.clone(), Mutex::new(progress), Condvar::new());
+        let batch = Arc::new(Batch { worker, sequences, homes, progress, done });
+        if helped {
+            self.crew.tasks.lock().stores.push(batch.clone());
+            self.crew.more.notify_all();
+        }
+        while self.store_part(&batch) {}
+        if helped {
+            self.crew.tasks.lock().stores.retain(|other| !Arc::ptr_eq(other, &batch));
+        }
+        let mut progress = batch.progress.lock();
+        while progress.pending > 0 {
+            batch.done.wait(&mut progress);
+        }
+        let slots = std::mem::take(&mut progress.slots);
+        match progress.error.take() {
+            None => Ok(slots),
+            Some(error) => {
+                slots.into_iter().flatten().for_each(|slot| self.engine.invalidate(slot));
+                Err(error)
+            }
+        }
+    }
+
+    /// Stores a part of a batch; false if there is none left.
+    fn store_part(&self, batch: &Batch) -> bool {
+        let Some(part) = batch.take() else { return false };
+        let (sequences, homes) = (&batch.sequences[part.clone()], &batch.homes[part.clone()]);
+        let stored = with_buffer(part.len(), |data| {
+            read_pages(&batch.worker, sequences, data.as_flattened_mut())?;
+            let store = |(page, &home)| self.engine.swap_out(page, home).ok();
+            io::Result::Ok(data.iter().zip(homes).map(store).collect::<Vec<_>>())
+        });
+        let mut progress = batch.progress.lock();
+        progress.pending -= part.len();
+        match stored {
+            Ok(slots) => progress.slots[part].copy_from_slice(&slots),
+            Err(error) => {
+                progress.next = batch.sequences.len();
+                progress.error = Some(error);
+            }
+        }
+        if progress.pending == 0 {
+            batch.done.notify_all();
+        }
+        true
+    }
+}

@@ -1,0 +1,200 @@
+//! How many pages a fault should bring: [`Swapin`] says by what rule, [`Folios`] how many at most.
+//!
+//! By [`Swapin::Adaptive`] it is judged by the faults before it. One where an earlier one left off is part of a sequential walk: its
+//! window doubles, up to [`MAX_WINDOW`]. Any other fault brings its own page only. A few walks are followed at once.
+
+use std::fmt;
+use std::str::FromStr;
+use std::sync::atomic::{AtomicU8, AtomicU16, Ordering::Relaxed};
+
+use uzswap_engine::{MAX_FOLIO_ORDER, UnknownName, named};
+
+use crate::PAGE;
+
+/// The most pages that one fault brings: a large folio, and the next ahead of the reader.
+pub const MAX_WINDOW: usize = 2 << MAX_FOLIO_ORDER;
+
+/// By what rule a fault brings more than its own page.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[repr(u8)]
+pub enum Swapin {
+    /// `never`: it does not. For comparison.
+    Never,
+    /// `always`: the largest folio around it that is swapped out whole. For comparison.
+    Always,
+    /// `adaptive`: as many as the faults before it make likely to be wanted.
+    #[default]
+    Adaptive,
+}
+
+impl Swapin {
+    /// Every rule.
+    pub const ALL: [Swapin; 3] = [Swapin::Never, Swapin::Always, Swapin::Adaptive];
+
+    /// Its name.
+    pub fn name(self) -> &'static str {
+        match self {
+            Swapin::Never => "never",
+            Swapin::Always => "always",
+            Swapin::Adaptive => "adaptive",
+        }
+    }
+}
+
+impl fmt::Display for Swapin {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+impl FromStr for Swapin {
+    type Err = UnknownName;
+
+    fn from_str(name: &str) -> Result<Self, Self::Err> {
+        named("swapin", &Swapin::ALL, Swapin::name, name)
+    }
+}
+
+/// The rule, and the sizes of folio that may be brought: all of them, until one is disabled.
+#[derive(Debug)]
+pub struct Folios {
+    rule: AtomicU8,
+    /// A bit for each order.
+    enabled: AtomicU16,
+}
+
+impl Folios {
+    pub(crate) fn new(rule: Swapin) -> Folios {
+        Folios { rule: AtomicU8::new(rule as u8), enabled: AtomicU16::new(u16::MAX) }
+    }
+
+    /// The rule.
+    pub fn rule(&self) -> Swapin {
+        let number = self.rule.load(Relaxed);
+        *Swapin::ALL.iter().find(|rule| **rule as u8 == number).expect("a rule that was set")
+    }
+
+    /// Sets the rule.
+    pub fn set_rule(&self, rule: Swapin) {
+        self.rule.store(rule as u8, Relaxed);
+    }
+
+    /// Whether folios of 2^order pages may be brought.
+    pub fn is_enabled(&self, order: usize) -> bool {
+        self.enabled.load(Relaxed) & 1 << order != 0
+    }
+
+    /// Sets that.
+    pub fn enable(&self, order: usize, enabled: bool) {
+        let bit = 1 << order;
+        if enabled {
+            self.enabled.fetch_or(bit, Relaxed)
+        } else {
+            self.enabled.fetch_and(!bit, Relaxed)
+        };
+    }
+
+    /// The largest enabled folio of at most so many pages, in pages.
+    pub(crate) fn largest(&self, pages: usize) -> usize {
+        let orders = (1..=pages.ilog2() as usize).rev();
+        orders
+            .filter(|order| self.is_enabled((*order).min(MAX_FOLIO_ORDER)))
+            .map(|order| 1 << order)
+            .next()
+            .unwrap_or(1)
+    }
+}
+
+const WALKS: usize = 8;
+
+#[derive(Debug, Clone, Copy, Default)]
+struct Walk {
+    next: u64,
+    window: usize,
+    /// When it was last gone on with.
+    time: u64,
+}
+
+/// The walks through one address space.
+#[derive(Debug, Default)]
+pub struct Readahead {
+    walks: [Walk; WALKS],
+    /// Faults so far.
+    time: u64,
+}
+
+impl Readahead {
+    /// How many pages to bring for a fault at `page`: as many as `most` leaves of the window of its walk.
+    pub fn window(&mut self, page: u64, most: impl FnOnce(usize) -> usize) -> usize {
+        self.time += 1;
+        let goes_on = |walk: &Walk| walk.window > 0 && walk.next == page;
+        // A new walk takes the place of that which was left for the longest time.
+        let walk = self.walks.iter_mut().min_by_key(|walk| (!goes_on(walk), walk.time)).expect("several");
+        if !goes_on(walk) {
+            *walk = Walk::default();
+        }
+        walk.time = self.time;
+        walk.window = (walk.window * 2).clamp(1, MAX_WINDOW);
+        let pages = most(walk.window);
+        walk.next = page + pages as u64 * PAGE;
+        pages
+    }
+
+    /// The fault brought other than so many pages: the walk will go on at `next`.
+    pub fn brought(&mut self, page: u64, pages: usize, next: u64) {
+        let expected = page + pages as u64 * PAGE;
+        if let Some(walk) = self.walks.iter_mut().find(|walk| walk.window > 0 && walk.next == expected) {
+            walk.next = next;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rules_have_names() {
+        for rule in Swapin::ALL {
+            assert_eq!(rule.to_string().parse(), Ok(rule));
+            assert_eq!(Folios::new(rule).rule(), rule);
+        }
+    }
+
+    #[test]
+    fn what_is_not_enabled_is_not_brought() {
+        let folios = Folios::new(Swapin::Adaptive);
+        assert_eq!([1, 2, 64, 512].map(|pages| folios.largest(pages)), [1, 2, 64, 512]);
+        (5..=9).for_each(|order| folios.enable(order, false));
+        assert_eq!([1, 2, 64, 512].map(|pages| folios.largest(pages)), [1, 2, 16, 16]);
+        folios.enable(6, true);
+        assert_eq!([32, 64, 512].map(|pages| folios.largest(pages)), [16, 64, 64]);
+        (0..=9).for_each(|order| folios.enable(order, false));
+        assert_eq!(folios.largest(512), 1, "a page is always brought");
+    }
+
+    #[test]
+    fn a_walk_doubles_its_window_and_strangers_do_not_disturb_it() {
+        let mut readahead = Readahead::default();
+        let mut page = 1 << 30;
+        let mut windows = Vec::new();
+        for stranger in 0..11u64 {
+            let window = readahead.window(page, |window| window);
+            windows.push(window);
+            page += window as u64 * PAGE;
+            assert_eq!(readahead.window((1 << 40) + stranger * 10 * PAGE, |window| window), 1);
+        }
+        assert_eq!(windows, [1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024]);
+    }
+
+    #[test]
+    fn a_walk_goes_on_where_it_was_cut_short() {
+        let mut readahead = Readahead::default();
+        let whole = |window| window;
+        assert_eq!((readahead.window(0x1000, whole), readahead.window(0x2000, whole)), (1, 2));
+        readahead.brought(0x2000, 2, 0x3000);
+        assert_eq!(readahead.window(0x3000, whole), 4);
+        // Its window grows behind what limits it.
+        assert_eq!((readahead.window(0x7000, |window| window.min(2)), readahead.window(0x9000, whole)), (2, 16));
+    }
+}
