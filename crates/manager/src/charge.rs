@@ -145,6 +145,13 @@ impl Account for Charge {
         false
     }
 
+    fn most_ahead(&self) -> usize {
+        const SHARE: u64 = 32;
+        const LEAST: u64 = 64;
+        let limit = self.path().map(Charge::max).min().unwrap_or(UNLIMITED);
+        (limit / SHARE / PAGE_SIZE as u64).max(LEAST) as usize
+    }
+
     fn load_begins(&self, pages: u64) {
         self.path().for_each(|charge| charge.expect(pages as i64 * PAGE));
     }

@@ -126,6 +126,9 @@ impl Pager {
             (state.hand, state.registered.iter().collect::<Vec<_>>())
         };
         let mut progress = Progress::default();
+        if pages == 0 {
+            return Ok(progress);
+        }
         // Once round from the hand: what lies after it, then what lies before. Small ranges go together.
         let after = ranges.iter().map(|r| r.intersect(Range::new(hand, u64::MAX)));
         let before = ranges.iter().map(|r| r.intersect(Range::new(0, hand)));

@@ -92,10 +92,18 @@ impl Pager {
     /// whether there was anything.
     pub(crate) fn drain(&self, space: &Space, state: &mut State) -> bool {
         // What is being filled is filled as the layout was before anything of this is known. Nobody begins meanwhile.
-        // It takes less time than to fall asleep and to be woken.
-        while space.fills.try_write().is_none() {
-            if !space.uffd.is_readable() {
+        // It is soon done, mostly before one would be asleep.
+        const LOOKS: usize = 100;
+        for look in 0.. {
+            if space.fills.try_write().is_some() {
+                break;
+            }
+            if state.unheard.is_empty() && !space.uffd.is_readable() {
                 return false;
+            }
+            if look == LOOKS {
+                drop(space.fills.write());
+                break;
             }
             std::thread::yield_now();
         }
@@ -257,7 +265,7 @@ impl Pager {
             PageState::Loading(_) => Answer::Done,
             PageState::Stored(_) => {
                 space.stall(state, fault);
-                let (window, mut pages) = self.wanted(state, page);
+                let (window, mut pages) = self.wanted(space, state, page);
                 while !pass.admits(space, pages.len() as u64) {
                     if pages.len() == 1 {
                         return Answer::NoRoom;
@@ -274,7 +282,7 @@ impl Pager {
     }
 
     /// What to bring for a fault at a stored page, that page first; and the window of its walk.
-    fn wanted(&self, state: &mut State, page: u64) -> (usize, Vec<(u64, Slot)>) {
+    fn wanted(&self, space: &Space, state: &mut State, page: u64) -> (usize, Vec<(u64, Slot)>) {
         let stored = |page| match state.table.get(page) {
             PageState::Stored(slot) => Some((page, slot)),
             _ => None,
@@ -284,7 +292,8 @@ impl Pager {
         match folios.rule() {
             Swapin::Never => (1, stored(page).into_iter().collect()),
             Swapin::Adaptive => {
-                let window = state.readahead.window(page, |window| folios.largest(window));
+                let most = space.account().most_ahead();
+                let window = state.readahead.window(page, |window| folios.largest(window.min(most)));
                 (window, pages(page, window).map_while(stored).collect())
             }
             Swapin::Always => {

@@ -40,6 +40,8 @@ use crate::{PAGE, layout};
 pub trait Account: Send + Sync {
     /// Asks for memory for `pages` pages to become resident; `false` makes the fault wait until reclaim has made room.
     fn admit(&self, pages: u64) -> bool;
+    /// The most pages that it does to bring for one fault: a small part of what may be resident. At least 1.
+    fn most_ahead(&self) -> usize;
     /// So many pages that were admitted are on their way: not resident yet, however much is measured.
     fn load_begins(&self, pages: u64);
     /// They have come, or will not.

@@ -307,6 +307,10 @@ impl Account for Told {
         true
     }
 
+    fn most_ahead(&self) -> usize {
+        1
+    }
+
     fn load_begins(&self, _: u64) {}
 
     fn load_ends(&self, _: u64) {}
