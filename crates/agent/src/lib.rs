@@ -17,7 +17,7 @@
 //!
 //! # Safety
 //! Everything here is raw system calls and raw memory; each block says what makes it sound.
-#![no_std]
+#![cfg_attr(panic = "abort", no_std)]
 #![allow(unsafe_code)]
 
 mod attach;
@@ -27,12 +27,18 @@ mod area;
 mod hints;
 mod sys;
 
-/// Nothing here panics by intent; if it does all the same, the worker (or the program in its constructor) stops at once.
-#[panic_handler]
-fn panic(_: &core::panic::PanicInfo<'_>) -> ! {
-    sys::exit(134)
-}
+/// What a library without the standard one brings itself. (A profile that unwinds is for checking only: it needs the
+/// standard library, and nothing is made of it.)
+#[cfg(panic = "abort")]
+mod alone {
+    /// Nothing here panics by intent; if it does all the same, the worker (or the program in its constructor) stops at
+    /// once.
+    #[panic_handler]
+    fn panic(_: &core::panic::PanicInfo<'_>) -> ! {
+        crate::sys::exit(134)
+    }
 
-// The core library refers to an unwinder's personality although nothing here unwinds. Hidden: it must not stand in for
-// that of a program written in Rust.
-core::arch::global_asm!(".hidden rust_eh_personality", ".globl rust_eh_personality", "rust_eh_personality:", "ud2");
+    // The core library refers to an unwinder's personality although nothing here unwinds. Hidden: it must not stand in
+    // for that of a program written in Rust.
+    core::arch::global_asm!(".hidden rust_eh_personality", ".globl rust_eh_personality", "rust_eh_personality:", "ud2");
+}

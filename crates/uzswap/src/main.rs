@@ -45,6 +45,14 @@ impl From<RunError> for Failure {
 }
 
 fn main() -> ExitCode {
+    // A manager that limps on after a thread of it has died would keep its programs waiting. (A release aborts anyway.)
+    if cfg!(panic = "unwind") {
+        let report = std::panic::take_hook();
+        std::panic::set_hook(Box::new(move |panic| {
+            report(panic);
+            std::process::abort();
+        }));
+    }
     let status = dispatch().unwrap_or_else(|failure| {
         say(&format!("error: {}", one_line(&failure.message)));
         failure.status
