@@ -24,6 +24,8 @@ use works::Work;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Side {
     Uzswap,
+    /// uzswap that brings a single page for each fault.
+    PageByPage,
     /// The kernel's zswap, with lzo-rle.
     Zswap,
     /// A swap file without zswap.
@@ -36,6 +38,7 @@ impl Side {
     fn name(self) -> &'static str {
         match self {
             Side::Uzswap => "uzswap",
+            Side::PageByPage => "uzswap, page by page",
             Side::Zswap => "kernel zswap",
             Side::Swap => "swap file",
             Side::Bare => "no limit",
@@ -117,6 +120,27 @@ fn rows() -> Vec<Row> {
             Asked::AtLeast(0.8),
         ),
         row(
+            "in order, page by page",
+            "s",
+            (Work::Pattern, Side::Uzswap, "read"),
+            (Work::Pattern, Side::PageByPage, "read"),
+            Asked::AtMost(0.5),
+        ),
+        row(
+            "thrash, page by page",
+            "s",
+            (Work::Thrash, Side::Uzswap, "time"),
+            (Work::Thrash, Side::PageByPage, "time"),
+            Asked::AtMost(1.02),
+        ),
+        row(
+            "thrash, loads, page by page",
+            "pages",
+            (Work::Thrash, Side::Uzswap, "loads"),
+            (Work::Thrash, Side::PageByPage, "loads"),
+            Asked::AtMost(1.02),
+        ),
+        row(
             "a fault among 64 processes",
             "µs",
             (Work::Crowd, Side::Uzswap, "fault"),
@@ -181,9 +205,11 @@ impl Bench<'_> {
     /// A command that does its work on a side, in `limit` bytes.
     pub fn command(&self, side: Side, limit: u64) -> Result<Command> {
         match side {
-            Side::Uzswap => {
+            Side::Uzswap | Side::PageByPage => {
                 let mut command = Command::new(std::env::current_exe().context("cannot find uzswap itself")?);
-                command.args(["run", "--quiet", "--memory-max", &limit.to_string(), "--"]);
+                let rule = if side == Side::Uzswap { "adaptive" } else { "never" };
+                command.args(["run", "--quiet", "--swapin", rule, "--memory-max", &limit.to_string(), "--stats"]);
+                command.arg(self.file("stats")).arg("--");
                 Ok(command)
             }
             Side::Zswap | Side::Swap => self.cgroup.as_ref().context("there is no cgroup")?.command(limit),

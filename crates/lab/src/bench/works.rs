@@ -1,7 +1,7 @@
 //! The works: what is run, and what is measured of it.
 
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
@@ -37,6 +37,8 @@ pub(crate) enum Work {
     Heap,
     /// Random reads by two threads of 512 MiB of that in 256 MiB.
     Zipf,
+    /// Four compilations, two at a time, in a quarter of the memory that they need.
+    Thrash,
     /// 64 processes with 512 MiB together that read all of it at once, in random order.
     Crowd,
     /// The same by one process.
@@ -75,6 +77,7 @@ impl Work {
                 let words = bench.run(side, command.args(["2", "4"]), true)?;
                 Ok(vec![("reads", figure(&words, "reads ")? / 4.0)])
             }
+            Work::Thrash => thrash(bench, side),
             Work::Crowd => crowd(bench, side, 64),
             Work::Alone => crowd(bench, side, 1),
             Work::Start => {
@@ -85,7 +88,11 @@ impl Work {
             Work::Compile => {
                 let (source, object) = (bench.file("heavy.cpp"), bench.file("heavy.o"));
                 let paths = [source, object].map(|path| path.to_string_lossy().into_owned());
-                let took = time(bench, side, &["g++", "-O2", "-c", &paths[0], "-o", &paths[1]])?;
+                let took = time(
+                    bench,
+                    side,
+                    &["g++", "-std=c++20", "-O2", "-DUNIT=1", "-DINSTANCES=1", "-c", &paths[0], "-o", &paths[1]],
+                )?;
                 Ok(vec![("time", took.as_secs_f64())])
             }
             Work::Python => {
@@ -124,6 +131,25 @@ fn crowd(bench: &Bench<'_>, side: Side, processes: u32) -> Result<Vec<(&'static 
     Ok(vec![("fault", figure(&words, "read_us ")? / (size / 4096) as f64)])
 }
 
+fn thrash(bench: &Bench<'_>, side: Side) -> Result<Vec<(&'static str, f64)>> {
+    // Two compilations have 540 MiB at their peak.
+    const LIMIT: u64 = 136 << 20;
+    let script = "for i in 1 2 3 4; do echo $i; done | xargs -P 2 -I N g++ -std=c++20 -O2 -DUNIT=N -DINSTANCES=1 -c \"$0\" -o \"$1/N.o\"";
+    let mut command = bench.command(side, LIMIT)?;
+    command.args(["sh", "-c", script]).arg(bench.file("heavy.cpp")).arg(bench.file(""));
+    let start = Instant::now();
+    bench.run(side, &mut command, true)?;
+    let took = start.elapsed().as_secs_f64();
+    Ok(vec![("time", took), ("loads", told(&bench.file("stats"), "zswpin")?)])
+}
+
+/// A number from the statistics of a job.
+fn told(stats: &Path, name: &str) -> Result<f64> {
+    let text = fs::read_to_string(stats).context("no statistics")?;
+    let told: serde_json::Value = serde_json::from_str(&text)?;
+    told[name].as_f64().with_context(|| format!("no {name} in the statistics"))
+}
+
 /// How long a command takes with far more memory than it needs.
 fn time(bench: &Bench<'_>, side: Side, words: &[&str]) -> Result<Duration> {
     let mut command = bench.command(side, 16 << 30)?;
@@ -144,13 +170,11 @@ fn manager(bench: &Bench<'_>) -> Result<Vec<(&'static str, f64)>> {
     let left: u64 = job.hear("out", &bench.interrupt)?.parse()?;
     // Statistics are written once a second.
     std::thread::sleep(Duration::from_millis(2500));
-    let text = fs::read_to_string(&stats).context("no statistics")?;
-    let told: serde_json::Value = serde_json::from_str(&text)?;
-    let pool = told["pool_total_size"].as_u64().context("no pool_total_size")?;
-    let beside = resident(manager_of(job.id())?)?.saturating_sub(pool);
+    let pool = told(&stats, "pool_total_size")?;
+    let beside = resident(manager_of(job.id())?)? as f64 - pool;
     job.finish(&bench.interrupt)?;
     if left > size / 10 {
         bail!("{left} of {size} bytes were not paged out: this would be no comparison");
     }
-    Ok(vec![("memory", beside as f64 / (1 << 20) as f64 / (size as f64 / (1u64 << 30) as f64))])
+    Ok(vec![("memory", beside / (1 << 20) as f64 / (size as f64 / (1u64 << 30) as f64))])
 }
