@@ -53,7 +53,8 @@ def swap_file(context: Context, test):
         while job.process.poll() is None and time.monotonic() - job.started < test.seconds:
             for target, info in uzswap_files(job):
                 # The agent, which is open as well, is for all to load.
-                if not Path(target).name.startswith("uzswap-agent."):
+                name = Path(target).name
+                if target.endswith(" (deleted)") or "swap" in name and not name.startswith("uzswap-agent."):
                     seen = max(seen, info.st_blocks * 512)
                     if info.st_nlink and info.st_mode & 0o077:
                         open_to_others.add(f"{target} {info.st_mode & 0o777:o}")
