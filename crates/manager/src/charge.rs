@@ -152,6 +152,14 @@ impl Account for Charge {
         (limit / SHARE / PAGE_SIZE as u64).max(LEAST) as usize
     }
 
+    fn spare(&self) -> usize {
+        const SHARE: i64 = 8;
+        // Twice as far from the limit as reclaim keeps the charge.
+        let free = |charge: &Charge| charge.left.load(Relaxed) - 2 * (charge.max() - charge.soft()) as i64;
+        let free = self.path().map(free).min().unwrap_or(0).max(0);
+        (free / SHARE / PAGE) as usize
+    }
+
     fn load_begins(&self, pages: u64) {
         self.path().for_each(|charge| charge.expect(pages as i64 * PAGE));
     }
@@ -407,6 +415,18 @@ mod tests {
         charge.set_limit(Limit::Max, max);
         charge.set_limit(Limit::High, high);
         charge
+    }
+
+    #[test]
+    fn nothing_is_to_spare_where_reclaim_is_near() {
+        let parent = Arc::new(limited(Some(64 << 20), None));
+        let child = charge(1, Some(&parent));
+        assert_eq!(child.spare() as u64, (64 - 8) << 20 >> 15);
+        parent.measured(40 << 20, 0);
+        assert_eq!(child.spare() as u64, (24 - 8) << 20 >> 15);
+        parent.measured(57 << 20, 0);
+        assert_eq!(child.spare(), 0);
+        assert!(charge(0, None).spare() > 1 << 30);
     }
 
     #[test]

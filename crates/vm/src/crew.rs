@@ -40,9 +40,17 @@ enum Task {
 }
 
 impl Crew {
-    /// Adds parts of a load for `space`.
+    /// Adds parts of a load for `space`, of which the caller will take what nobody else has. For one it calls nobody.
     pub fn load(&self, space: &Arc<Space>, loads: Vec<Load>) {
+        let several = loads.len() > 1;
         self.tasks.lock().loads.extend(loads.into_iter().map(|load| (space.clone(), load)));
+        if several {
+            self.call();
+        }
+    }
+
+    /// Has somebody take what is there.
+    pub fn call(&self) {
         self.more.notify_all();
     }
 

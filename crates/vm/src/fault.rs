@@ -64,6 +64,7 @@ impl Pager {
                 done = false;
                 // Whoever waits for a page comes first.
                 if space.uffd.is_readable() {
+                    self.crew.call();
                     break;
                 }
             }
@@ -272,7 +273,7 @@ impl Pager {
                     }
                     pages.truncate(pages.len().div_ceil(8));
                 }
-                state.readahead.brought(page, window, page + pages.len() as u64 * PAGE);
+                state.readahead.brought(page, window, page + neighbours(&pages) as u64 * PAGE);
                 for &(page, slot) in &pages {
                     state.table.set(page, PageState::Loading(slot));
                 }
@@ -294,7 +295,14 @@ impl Pager {
             Swapin::Adaptive => {
                 let most = space.account().most_ahead();
                 let window = state.readahead.window(page, |window| folios.largest(window.min(most)));
-                (window, pages(page, window).map_while(stored).collect())
+                let walk: Vec<_> = pages(page, window).map_while(stored).collect();
+                let around = folios.around(page, space.account().spare(), |folio| state.table.absent(folio));
+                if walk.len() as u64 * PAGE >= around.len() {
+                    return (window, walk);
+                }
+                let after = pages(page, ((around.end - page) / PAGE) as usize);
+                let before = pages(around.start, ((page - around.start) / PAGE) as usize);
+                (window, after.chain(before).filter_map(stored).collect())
             }
             Swapin::Always => {
                 let mut count = folios.largest(1 << MAX_FOLIO_ORDER);
@@ -528,10 +536,14 @@ impl Folio {
     }
 }
 
+/// How many of the pages, from the first on, follow each other without a gap.
+fn neighbours(pages: &[(u64, Slot)]) -> usize {
+    pages.windows(2).take_while(|pair| pair[0].0 + PAGE == pair[1].0).count() + 1
+}
+
 /// How many of the pages, from the first on, make the largest part: neighbours, a power of two.
 fn part(pages: &[(u64, Slot)]) -> usize {
-    let neighbours = pages.windows(2).take_while(|pair| pair[0].0 + PAGE == pair[1].0).count() + 1;
-    1 << neighbours.min(PART).ilog2()
+    1 << neighbours(pages).min(PART).ilog2()
 }
 
 impl Load {

@@ -42,6 +42,8 @@ pub trait Account: Send + Sync {
     fn admit(&self, pages: u64) -> bool;
     /// The most pages that it does to bring for one fault: a small part of what may be resident. At least 1.
     fn most_ahead(&self) -> usize;
+    /// The pages that may be brought besides for one fault without others having to go for them: a small part of what is free.
+    fn spare(&self) -> usize;
     /// So many pages that were admitted are on their way: not resident yet, however much is measured.
     fn load_begins(&self, pages: u64);
     /// They have come, or will not.

@@ -311,6 +311,10 @@ impl Account for Told {
         1
     }
 
+    fn spare(&self) -> usize {
+        0
+    }
+
     fn load_begins(&self, _: u64) {}
 
     fn load_ends(&self, _: u64) {}

@@ -1,7 +1,14 @@
 //! How many pages a fault should bring: [`Swapin`] says by what rule, [`Folios`] how many at most.
 //!
-//! By [`Swapin::Adaptive`] it is judged by the faults before it. One where an earlier one left off is part of a sequential walk: its
-//! window doubles, up to [`MAX_WINDOW`]. Any other fault brings its own page only. A few walks are followed at once.
+//! By [`Swapin::Adaptive`] it is judged by what came before it:
+//!
+//! 1. A fault where an earlier one left off is part of a sequential walk: its window doubles, up to [`MAX_WINDOW`]. A few walks
+//!    are followed at once.
+//! 2. Where there is memory to spare, so that nothing has to go for what comes, a fault brings the folio around it: of 16 KiB,
+//!    and the larger ones (each four times the one before) as long as a quarter of each is there already. So a folio of 2 MiB
+//!    that is touched everywhere, in any order, takes a handful of faults, and one that is touched here and there gets four
+//!    pages for each of them.
+//! 3. Any other fault brings its own page only: under thrash what is not asked for drives out what is.
 
 use std::fmt;
 use std::str::FromStr;
@@ -10,6 +17,7 @@ use std::sync::atomic::{AtomicU8, AtomicU16, Ordering::Relaxed};
 use uzswap_engine::{MAX_FOLIO_ORDER, UnknownName, named};
 
 use crate::PAGE;
+use crate::range::Range;
 
 /// The most pages that one fault brings: a large folio, and the next ahead of the reader.
 pub const MAX_WINDOW: usize = 2 << MAX_FOLIO_ORDER;
@@ -105,6 +113,28 @@ impl Folios {
     }
 }
 
+/// The orders of the folios that a fault brings around itself: each is four times as large as the one before, where that fits.
+const AROUND: [usize; 5] = [2, 4, 6, 8, MAX_FOLIO_ORDER];
+
+impl Folios {
+    /// The folio to bring for a fault at `page` when there is memory for `spare` pages besides; `absent` tells how many pages
+    /// of a folio are not there.
+    pub(crate) fn around(&self, page: u64, spare: usize, absent: impl Fn(Range) -> usize) -> Range {
+        let mut folio = Range::page(page);
+        for order in AROUND {
+            let pages = 1 << order;
+            let wider = Range::sized(page - page % (pages as u64 * PAGE), pages as u64 * PAGE);
+            if pages > spare || (order > AROUND[0] && absent(wider) > pages / 4 * 3) {
+                break;
+            }
+            if self.is_enabled(order) {
+                folio = wider;
+            }
+        }
+        folio
+    }
+}
+
 const WALKS: usize = 8;
 
 #[derive(Debug, Clone, Copy, Default)]
@@ -171,6 +201,39 @@ mod tests {
         assert_eq!([32, 64, 512].map(|pages| folios.largest(pages)), [16, 64, 64]);
         (0..=9).for_each(|order| folios.enable(order, false));
         assert_eq!(folios.largest(512), 1, "a page is always brought");
+    }
+
+    #[test]
+    fn a_folio_that_is_touched_everywhere_takes_few_faults() {
+        let folios = Folios::new(Swapin::Adaptive);
+        let mut absent = [true; 512];
+        let count = |absent: &[bool; 512], folio: Range| {
+            (0..512u64).filter(|page| folio.contains(page * PAGE) && absent[*page as usize]).count()
+        };
+        let mut brought = Vec::new();
+        // An order in which no two neighbours follow each other.
+        for page in (0..512u64).map(|i| i * 211 % 512) {
+            if absent[page as usize] {
+                let folio = folios.around(page * PAGE, 512, |folio| count(&absent, folio));
+                assert!(folio.contains(page * PAGE));
+                brought.push(folio.len() / PAGE);
+                (0..512).filter(|page| folio.contains(page * PAGE)).for_each(|page| absent[page as usize] = false);
+            }
+        }
+        assert!(brought.len() < 40 && brought[0] == 4 && brought.contains(&512), "{brought:?}");
+    }
+
+    #[test]
+    fn a_folio_comes_whole_only_where_there_is_memory_and_evidence() {
+        let folios = Folios::new(Swapin::Adaptive);
+        let page = 0x7f00_0020_5000;
+        let pages = |folio: Range| folio.len() / PAGE;
+        assert_eq!(pages(folios.around(page, 3, |_| 0)), 1, "no memory");
+        assert_eq!(pages(folios.around(page, 512, |folio| pages(folio) as usize)), 4, "no evidence");
+        assert_eq!(folios.around(page, 512, |_| 1), Range::sized(0x7f00_0020_0000, 2 << 20));
+        assert_eq!(pages(folios.around(page, 100, |_| 1)), 64);
+        folios.enable(MAX_FOLIO_ORDER, false);
+        assert_eq!(pages(folios.around(page, 512, |_| 1)), 256);
     }
 
     #[test]

@@ -89,6 +89,15 @@ impl PageTable {
             .collect()
     }
 
+    /// How many pages of `range`, which lies in a naturally aligned folio of at most 2 MiB, are not resident.
+    pub fn absent(&self, range: Range) -> usize {
+        let first = index(range.start);
+        self.chunks.get(&(range.start / CHUNK)).map_or(0, |chunk| {
+            let words = &chunk.words[first..first + (range.len() / PAGE) as usize];
+            words.iter().filter(|word| **word != 0).count()
+        })
+    }
+
     /// Every page that is not resident, in order.
     pub fn iter(&self) -> impl Iterator<Item = (u64, PageState)> + '_ {
         self.chunks.iter().flat_map(|(number, chunk)| {
@@ -155,6 +164,10 @@ mod tests {
                 prop_assert_eq!(table.get(page * PAGE + 17), state);
             }
             prop_assert_eq!(table.iter().collect::<Vec<_>>(), model.clone().into_iter().collect::<Vec<_>>());
+            for page in 0..2000 / 64 {
+                let folio = Range::sized(page * 64 * PAGE, 64 * PAGE);
+                prop_assert_eq!(table.absent(folio), model.range(folio.start..folio.end).count());
+            }
             let cut = Range::sized(cut.0 * PAGE, cut.1 * PAGE);
             let (inside, rest): (Vec<_>, Vec<_>) = model.into_iter().partition(|(address, _)| cut.contains(*address));
             prop_assert_eq!(table.take(cut), inside);
