@@ -6,19 +6,24 @@
 //! 3. Bytes are copied out of the pool into the scratch under the pool's lock and decompressed after it is dropped.
 //! 4. The buffer has room for the worst that a codec makes of a page. A codec that need not look for the end of its output is
 //!    faster; what has come out too long is refused afterwards.
-//! 5. Where page after page does not compress (media, what is encrypted or compressed already), the codec is spared most of
+//! 5. Zeros at the end of a page are left to `memset`, which is faster at them than any codec: a codec is given what comes before,
+//!    and a page that comes out shorter ends with zeros.
+//! 6. Where page after page does not compress (media, what is encrypted or compressed already), the codec is spared most of
 //!    them: see [`Streak`].
 
 use crate::names::{UnknownName, named};
 use crate::{PAGE_SIZE, Page, lzo};
 use std::cell::RefCell;
 use std::fmt;
+use std::ops::Range;
 use std::str::FromStr;
 
 const ZSTD_LEVEL: i32 = 1;
 const DEFLATE_LEVEL: i32 = 1;
+/// Pages of which compressed bytes are copied out of the pool in one go.
+pub(crate) const GATHERED: usize = 16;
 /// No codec makes as much of a page.
-const ROOM: usize = 2 * PAGE_SIZE;
+const ROOM: usize = GATHERED * PAGE_SIZE;
 
 /// A codec, by its kernel name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
@@ -126,10 +131,18 @@ pub(crate) fn with_scratch<R>(work: impl FnOnce(&mut Scratch) -> R) -> R {
     SCRATCH.with(|scratch| work(&mut scratch.borrow_mut()))
 }
 
+/// A page without the zeros at its end, but for what is left of the last 64 bytes.
+fn without_tail(page: &Page) -> &[u8] {
+    const STEP: usize = 64;
+    let is_zero = |step: &&[u8; STEP]| step.iter().fold(0, |all, byte| all | byte) == 0;
+    let tail = page.as_chunks().0.iter().rev().take_while(is_zero).count();
+    &page[..(PAGE_SIZE - tail * STEP).max(STEP)]
+}
+
 impl Scratch {
     /// Compresses a page into the buffer and returns the length: at most `limit`, None if it takes more.
     pub fn compress(&mut self, compressor: Compressor, page: &Page, limit: usize) -> Result<Option<usize>, CodecError> {
-        Ok(self.compress_bytes(compressor, page)?.filter(|length| *length <= limit))
+        Ok(self.compress_bytes(compressor, without_tail(page))?.filter(|length| *length <= limit))
     }
 
     /// Whether pieces from all over a page, taken together, get smaller.
@@ -156,10 +169,15 @@ impl Scratch {
         })
     }
 
-    /// Decompresses the buffer's first `length` bytes; a whole page of them is the page itself.
-    pub fn decompress(&mut self, compressor: Compressor, length: usize, page: &mut Page) -> Result<(), CodecError> {
-        let input = &self.buffer[..length];
-        if length == PAGE_SIZE {
+    /// Decompresses these bytes of the buffer; a whole page of them is the page itself.
+    pub fn decompress(
+        &mut self,
+        compressor: Compressor,
+        from: Range<usize>,
+        page: &mut Page,
+    ) -> Result<(), CodecError> {
+        let input = &self.buffer[from];
+        if input.len() == PAGE_SIZE {
             page.copy_from_slice(input);
             return Ok(());
         }
@@ -169,7 +187,8 @@ impl Scratch {
             Compressor::Zstd => self.codecs.zstd()?.decompressor.decompress_to_buffer(input, page.as_mut_slice()).ok(),
             Compressor::Deflate => self.codecs.deflate().decompressor.deflate_decompress(input, page).ok(),
         };
-        if decompressed == Some(PAGE_SIZE) { Ok(()) } else { Err(CodecError) }
+        page[decompressed.ok_or(CodecError)?..].fill(0);
+        Ok(())
     }
 }
 
@@ -229,11 +248,27 @@ mod tests {
                 let length = scratch.compress(compressor, &page, 3600).unwrap().unwrap();
                 assert!(length < 2000, "{compressor}: {length}");
                 let mut out = [0; PAGE_SIZE];
-                scratch.decompress(compressor, length, &mut out).unwrap();
+                scratch.decompress(compressor, 0..length, &mut out).unwrap();
                 assert_eq!(out, page, "{compressor}");
-                assert!(scratch.decompress(compressor, length - 1, &mut out).is_err(), "{compressor}, cut short");
+                assert!(scratch.decompress(compressor, 0..length - 1, &mut out).is_err(), "{compressor}, cut short");
                 assert_eq!(scratch.compress(compressor, &page, length - 1).unwrap(), None, "{compressor}, no room");
             });
+        }
+    }
+    #[test]
+    fn zeros_at_the_end_are_not_left_to_the_codec() {
+        for used in [0, 1, 63, 64, 65, 2048, 4032, 4033, PAGE_SIZE] {
+            let mut page = [0; PAGE_SIZE];
+            page[..used].iter_mut().enumerate().for_each(|(i, byte)| *byte = 1 + (i % 200) as u8);
+            assert_eq!(without_tail(&page).len(), used.next_multiple_of(64).max(64));
+            for compressor in Compressor::ALL {
+                with_scratch(|scratch| {
+                    let length = scratch.compress(compressor, &page, 3600).unwrap().unwrap();
+                    let mut out = [0xff; PAGE_SIZE];
+                    scratch.decompress(compressor, 0..length, &mut out).unwrap();
+                    assert_eq!(out, page, "{compressor}, {used} bytes and zeros");
+                });
+            }
         }
     }
 }

@@ -178,7 +178,7 @@ impl Zswap {
         let length = length as usize;
         let opened = swap.sealer.open(nonce, place, &tag, &mut scratch.buffer[..length]);
         opened.map_err(|_| self.corrupt())?;
-        scratch.decompress(compressor, length, page).map_err(|_| self.corrupt())
+        scratch.decompress(compressor, 0..length, page).map_err(|_| self.corrupt())
     }
 
     /// Frees space on disk, and discards in the file the clusters that this has emptied.

@@ -45,7 +45,7 @@ impl Zswap {
                 Ok(())
             }
             Err(refusal) => {
-                slots.drain(..).for_each(|slot| self.invalidate(slot));
+                self.invalidate_all(&std::mem::take(&mut slots));
                 let written = match refusal {
                     Refusal::Pool => self.write_folio(pages, home, &mut slots),
                     refusal => Err(refusal.into()),
@@ -58,7 +58,7 @@ impl Zswap {
             }
         };
         if let Err(error) = &swapped_out {
-            slots.drain(..).for_each(|slot| self.invalidate(slot));
+            self.invalidate_all(&slots);
             self.count_failure(error, home);
         }
         swapped_out.map(|()| slots)
@@ -130,16 +130,11 @@ impl Zswap {
         let mut origins = Vec::with_capacity(slots.len());
         // What is on disk, and which page it is.
         let mut on_disk: Vec<(usize, Sealed)> = Vec::new();
-        for (index, (&slot, page)) in slots.iter().zip(pages.iter_mut()).enumerate() {
-            // An entry in the pool may be written back at any moment before its load, so each is looked at once only.
-            match self.load_or_locate(slot, page)? {
-                Ok(origin) => origins.push(origin),
-                Err(sealed) => {
-                    on_disk.push((index, sealed));
-                    origins.push(Origin::Disk);
-                }
-            }
-        }
+        // An entry in the pool may be written back at any moment before its load, so each is looked at once only.
+        self.load_or_locate(slots, pages, |index, origin| {
+            origins.push(origin.unwrap_or(Origin::Disk));
+            on_disk.extend(origin.err().map(|sealed| (index, sealed)));
+        })?;
         on_disk.sort_unstable_by_key(|(_, sealed)| sealed.place);
         for run in on_disk.chunk_by(|(_, x), (_, y)| x.run().end() == y.place) {
             self.read_neighbours(run, pages)?;

@@ -231,7 +231,7 @@ impl Zswap {
                 Writeback::Compressed => &scratch.buffer[..length],
                 Writeback::Pages => {
                     page = [0; PAGE_SIZE];
-                    if scratch.decompress(compressor, length, &mut page).is_err() {
+                    if scratch.decompress(compressor, 0..length, &mut page).is_err() {
                         self.pass_over(slot, nonce);
                         return false;
                     }

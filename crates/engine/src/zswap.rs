@@ -16,8 +16,7 @@
 //! 4. `space` and `folios`: which of the disk is in use, and what is counted for folios. Held for a few instructions; nothing
 //!    is locked after them.
 
-use crate::Page;
-use crate::compress::{Compressor, with_scratch};
+use crate::compress::{Compressor, GATHERED, with_scratch};
 use crate::counters::{Events, GroupCounters};
 use crate::disk::{Swap, Writeback};
 use crate::folio::{FolioCounters, MAX_FOLIO_ORDER};
@@ -31,6 +30,7 @@ use crate::swapfile::{DiskSpace, SwapFile};
 use crate::sync::{Mutex, RwLock};
 use crate::writeback::Cluster;
 use crate::zpool::{AllocError, PageSource, Zpool};
+use crate::{PAGE_SIZE, Page};
 use std::io;
 use std::sync::Arc;
 
@@ -348,37 +348,69 @@ impl Zswap {
     /// # Errors
     /// See [`LoadError`]; the content of `page` is then undefined.
     pub fn load(&self, slot: Slot, page: &mut Page) -> Result<Origin, LoadError> {
-        match self.load_or_locate(slot, page)? {
-            Ok(origin) => Ok(origin),
-            Err(sealed) => {
-                self.read(&sealed, page)?;
-                self.shards.of(slot).count_read(slot);
-                Ok(Origin::Disk)
-            }
-        }
+        let mut found = Ok(Origin::Pool);
+        self.load_or_locate(&[slot], std::slice::from_mut(page), |_, origin| found = origin)?;
+        found.or_else(|sealed| {
+            self.read(&sealed, page)?;
+            self.shards.of(slot).count_read(slot);
+            Ok(Origin::Disk)
+        })
     }
 
-    /// Loads a page that is in memory; says where it is on disk if it is there.
-    pub(crate) fn load_or_locate(&self, slot: Slot, page: &mut Page) -> Result<Result<Origin, Sealed>, LoadError> {
-        with_scratch(|scratch| {
-            let found = self.shards.of(slot).find(slot, scratch.buffer.as_mut_slice(), page);
-            match found {
-                Found::Filled(value) => {
-                    page.as_chunks_mut().0.fill(value);
-                    Ok(Ok(Origin::SameFilled))
+    /// Loads those of several pages that are in memory; says, in their order, where each was, or where on disk it is.
+    ///
+    /// What is together in a shard is copied out of it together: so the memory it takes is waited for once, and not for each.
+    pub(crate) fn load_or_locate(
+        &self,
+        slots: &[Slot],
+        pages: &mut [Page],
+        mut tell: impl FnMut(usize, Result<Origin, Sealed>),
+    ) -> Result<(), LoadError> {
+        let in_one_shard = slots.chunk_by(|slot, next| slot.shard() == next.shard());
+        let mut first = 0;
+        for slots in in_one_shard.flat_map(|slots| slots.chunks(GATHERED)) {
+            let pages = &mut pages[first..];
+            with_scratch(|scratch| {
+                let mut found = [const { None }; GATHERED];
+                let mut shard = self.shards.of(slots[0]);
+                let rooms = scratch.buffer.chunks_exact_mut(PAGE_SIZE);
+                for (((found, room), &slot), page) in found.iter_mut().zip(rooms).zip(slots).zip(pages.iter_mut()) {
+                    *found = Some(shard.find(slot, room, page));
                 }
-                Found::Page => Ok(Ok(Origin::Pool)),
-                Found::Pool { pool, length } => {
-                    let _held = self.references.hold(pool);
-                    let decompressed = scratch.decompress(pool.compressor(), length, page);
-                    decompressed.map(|()| Ok(Origin::Pool)).map_err(|_| {
-                        self.shards.of(slot).uncount_load(slot);
-                        self.corrupt()
-                    })
+                drop(shard);
+                for (index, (page, origin)) in pages.iter_mut().zip(found.iter().flatten()).enumerate() {
+                    let origin = match *origin {
+                        Found::Filled(value) => {
+                            page.as_chunks_mut().0.fill(value);
+                            Ok(Origin::SameFilled)
+                        }
+                        Found::Page => Ok(Origin::Pool),
+                        Found::Pool { pool, length } => {
+                            let _held = self.references.hold(pool);
+                            let start = index * PAGE_SIZE;
+                            scratch.decompress(pool.compressor(), start..start + length, page).map_err(|_| {
+                                self.uncount_loads(&slots[index..], &found[index..]);
+                                self.corrupt()
+                            })?;
+                            Ok(Origin::Pool)
+                        }
+                        Found::Disk(sealed) => Err(sealed),
+                    };
+                    tell(first + index, origin);
                 }
-                Found::Disk(sealed) => Ok(Err(sealed)),
-            }
-        })
+                Ok(())
+            })?;
+            first += slots.len();
+        }
+        Ok(())
+    }
+
+    /// The first of these pages is damaged: none of them counts as loaded.
+    fn uncount_loads(&self, slots: &[Slot], found: &[Option<Found>]) {
+        let loaded = |found: &Option<Found>| matches!(found, Some(Found::Page | Found::Pool { .. }));
+        for (slot, _) in slots.iter().zip(found).filter(|(_, found)| loaded(found)) {
+            self.shards.of(*slot).uncount_load(*slot);
+        }
     }
 
     pub(crate) fn corrupt(&self) -> LoadError {
@@ -398,8 +430,19 @@ impl Zswap {
     /// Gives up a reference to a slot. The last one frees what is stored, in the pool or on disk; the slot may then be
     /// given to another page. Panics if the slot is not in use.
     pub fn invalidate(&self, slot: Slot) {
-        let space = self.shards.of(slot).invalidate(slot);
-        self.free_space(space);
+        self.invalidate_all(&[slot]);
+    }
+
+    /// Gives up a reference to each of several slots, as [`invalidate`](Self::invalidate).
+    pub fn invalidate_all(&self, slots: &[Slot]) {
+        for slots in slots.chunk_by(|slot, next| slot.shard() == next.shard()).flat_map(|slots| slots.chunks(GATHERED))
+        {
+            let mut space = [const { None }; GATHERED];
+            let mut shard = self.shards.of(slots[0]);
+            space.iter_mut().zip(slots).for_each(|(space, slot)| *space = shard.invalidate(*slot));
+            drop(shard);
+            self.free_space(space.into_iter().flatten());
+        }
     }
 }
 

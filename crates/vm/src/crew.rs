@@ -149,7 +149,7 @@ impl Pager {
         match progress.error.take() {
             None => Ok(slots),
             Some(error) => {
-                slots.into_iter().flatten().for_each(|slot| self.engine.invalidate(slot));
+                self.engine.invalidate_all(&slots.into_iter().flatten().collect::<Vec<_>>());
                 Err(error)
             }
         }

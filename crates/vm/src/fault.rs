@@ -469,7 +469,7 @@ impl Pager {
         }
         drop(state);
         let spent = pages.iter().zip(stored_again).filter(|(_, stored_again)| !stored_again);
-        spent.for_each(|(&(_, slot), _)| self.engine.invalidate(slot));
+        self.engine.invalidate_all(&spent.map(|(&(_, slot), _)| slot).collect::<Vec<_>>());
         if let Some(folio) = folio {
             folio.part_done(&space.uffd);
         }
