@@ -43,6 +43,9 @@ const CONVERSATION_PATIENCE: Duration = Duration::from_millis(2);
 const EVICT_PAGES: usize = 256;
 const _: () = assert!(EVICT_PAGES <= MAX_BATCH_PAGES);
 
+/// Reclaim looks at so many pages for each that it wants, before it takes what is hot as well.
+const MOST_SEEN: usize = 16;
+
 /// What has come to the staging area is stored in groups of this many pages.
 pub(crate) const STORE_PAGES: usize = 256;
 
@@ -115,8 +118,8 @@ impl Pager {
         }
     }
 
-    /// Moves about `pages` pages, the oldest as far as is known, out of the program into its staging area. A page that
-    /// was brought back by a fault since reclaim last came by is let go once.
+    /// Moves about `pages` pages out of the program into its staging area: those that reclaim's hand comes to, but for what is
+    /// hot (see [`heat`](crate::heat)).
     pub fn evict(&self, space: &Space, pages: usize) -> io::Result<Progress> {
         let _conversation = space.conversation.lock();
         let Some(worker) = self.resume(space) else { return Ok(Progress::default()) };
@@ -129,10 +132,12 @@ impl Pager {
         if pages == 0 {
             return Ok(progress);
         }
+        // Were all hot, there would be no end to passing over.
+        let patience = pages * MOST_SEEN;
         // Once round from the hand: what lies after it, then what lies before. Small ranges go together.
         let after = ranges.iter().map(|r| r.intersect(Range::new(hand, u64::MAX)));
         let before = ranges.iter().map(|r| r.intersect(Range::new(0, hand)));
-        let (mut runs, mut found) = (Vec::new(), 0);
+        let (mut runs, mut found, mut seen) = (Vec::new(), 0, 0);
         for range in after.chain(before).filter(|r| !r.is_empty()) {
             let mut at = range.start;
             while at < range.end {
@@ -143,27 +148,36 @@ impl Pager {
                 if found < EVICT_PAGES.min(pages - progress.staged) {
                     continue;
                 }
-                match self.evict_found(space, &worker, &mut runs)? {
+                match self.evict_found(space, &worker, &mut runs, seen < patience)? {
                     Some(staged) => progress.staged += staged,
                     None => return Ok(progress),
                 }
-                found = 0;
+                seen += std::mem::take(&mut found);
                 if progress.staged >= pages {
-                    space.lock().hand = at;
+                    let mut state = space.lock();
+                    state.hand = at;
+                    state.heat.advance(seen, at <= hand);
                     return Ok(progress);
                 }
             }
         }
-        progress.staged += self.evict_found(space, &worker, &mut runs)?.unwrap_or(0);
+        progress.staged += self.evict_found(space, &worker, &mut runs, seen < patience)?.unwrap_or(0);
+        space.lock().heat.advance(seen + found, true);
         Ok(progress)
     }
 
     /// Moves what was found on a round; `None` if the worker is not to be had, or the staging area is full.
-    fn evict_found(&self, space: &Space, worker: &Worker, runs: &mut Vec<Range>) -> io::Result<Option<usize>> {
+    fn evict_found(
+        &self,
+        space: &Space,
+        worker: &Worker,
+        runs: &mut Vec<Range>,
+        spare_hot: bool,
+    ) -> io::Result<Option<usize>> {
         if space.lock().staging.len() + EVICT_PAGES > STAGING_PAGES {
             return Ok(None);
         }
-        self.evict_runs(space, worker, &std::mem::take(runs), true)
+        self.evict_runs(space, worker, &std::mem::take(runs), spare_hot)
     }
 
     /// Moves all of `range` out and into the engine, now.
@@ -202,7 +216,7 @@ impl Pager {
             state.hand = first.start;
         }
         for part in parts {
-            state.young.remove_range(part);
+            state.heat.forget(part);
         }
     }
 
@@ -245,13 +259,7 @@ impl Pager {
     }
 
     /// Moves the pages of `runs` that may go; gives how many went, `None` if the worker is not to be had.
-    fn evict_runs(
-        &self,
-        space: &Space,
-        worker: &Worker,
-        runs: &[Range],
-        spare_young: bool,
-    ) -> io::Result<Option<usize>> {
+    fn evict_runs(&self, space: &Space, worker: &Worker, runs: &[Range], spare_hot: bool) -> io::Result<Option<usize>> {
         if !self.evicting.load(Relaxed) {
             return Ok(None);
         }
@@ -263,7 +271,7 @@ impl Pager {
             while !retry.is_empty() {
                 let taken = retry.len().min(EVICT_PAGES);
                 let batch: Vec<u64> = retry.drain(..taken).collect();
-                match self.evict_batch(space, worker, batch, touch, spare_young && touch == 0)? {
+                match self.evict_batch(space, worker, batch, touch, spare_hot && touch == 0)? {
                     Some(count) => staged += count,
                     None => return Ok(None),
                 }
@@ -282,7 +290,7 @@ impl Pager {
         worker: &Worker,
         mut pages: Vec<u64>,
         touch: u64,
-        spare_young: bool,
+        spare_hot: bool,
     ) -> io::Result<Option<usize>> {
         let words = {
             let mut state = space.lock();
@@ -290,7 +298,7 @@ impl Pager {
             if state.gone {
                 return Ok(None);
             }
-            pages.retain(|&page| self.may_go(&mut state, page, spare_young));
+            pages.retain(|&page| self.may_go(&mut state, page, spare_hot));
             let (first, room) = state.staging.reserve(pages.len());
             // What has no room stays for the next time.
             pages.truncate(room);
@@ -299,6 +307,7 @@ impl Pager {
                 self.service(space);
                 return Ok(Some(0));
             }
+            pages.iter().for_each(|page| state.heat.taken(*page));
             let mut words = vec![kind::EVICT, worker.staging_page(first), touch];
             words.extend(runs_of(&pages).into_iter().map(|run| run.0));
             state.request = Some(Request::Evict { first, pages });
@@ -311,8 +320,8 @@ impl Pager {
     }
 
     /// Whether a page that was present a moment ago may be evicted now.
-    fn may_go(&self, state: &mut State, page: u64, spare_young: bool) -> bool {
-        if !state.is_evictable(page) || state.young.remove(page) && spare_young {
+    fn may_go(&self, state: &mut State, page: u64, spare_hot: bool) -> bool {
+        if !state.is_evictable(page) || spare_hot && state.heat.passes(page) {
             return false;
         }
         // What is stored may be there all the same, newer, since a fork. Only its move proves that: it may as well have

@@ -366,7 +366,7 @@ impl Pager {
         match space.uffd.copy(page, &data).1 {
             None => {
                 space.account().counters().rescued.fetch_add(1, Relaxed);
-                state.young.insert(page);
+                state.heat.wanted(page, true);
             }
             Some(error) => match space.after_failed_fill(state, page, error) {
                 Outcome::Retry => return Answer::Unsettled,
@@ -461,7 +461,7 @@ impl Pager {
                 state.waiting.push(fault);
             } else {
                 if filled > 0 {
-                    state.young.insert(fault.page);
+                    state.heat.wanted(fault.page, false);
                     space.account().counters().pgmajfault.fetch_add(1, Relaxed);
                 }
                 answered(space, &mut state, fault);

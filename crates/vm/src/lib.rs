@@ -9,6 +9,7 @@
 //! | `release` | the way of all pages back |
 //! | [`space`] | what is known of one address space |
 //! | `table` | where each evicted page is |
+//! | `heat` | which pages reclaim passes over |
 //! | `epoch` | the order of events |
 //! | `layout` | which mappings are managed |
 //! | [`swapin`] | how many pages a fault brings |
@@ -23,6 +24,7 @@ mod evict;
 mod fault;
 mod release;
 
+mod heat;
 pub mod space;
 mod table;
 

@@ -10,7 +10,7 @@
 //! - A page that is `Stored` holds one reference on its slot; of one that is `Loading` the load holds it, and gives it back if
 //!   the page is to be stored again.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::VecDeque;
 use std::os::fd::{AsRawFd, RawFd};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, LazyLock};
@@ -22,6 +22,7 @@ use uzswap_proto::{Hello, STAGING_PAGES, kind};
 
 use crate::PAGE;
 use crate::epoch::Change;
+use crate::heat::Heat;
 use crate::pager::Account;
 use crate::range::{Range, RangeSet};
 use crate::swapin::Readahead;
@@ -140,8 +141,8 @@ pub(crate) struct State {
     pub registered: RangeSet,
     /// What is never evicted because a forked child would find it empty.
     pub excluded: RangeSet,
-    /// Pages that were brought back by a fault since reclaim last came by.
-    pub young: PageSet,
+    /// Whom reclaim passes over.
+    pub heat: Heat,
     pub worker: Option<Arc<Worker>>,
     /// Where a child of this process reports itself by a fault.
     pub beacon: Option<u64>,
@@ -288,6 +289,7 @@ impl State {
         self.empty(engine, range);
         self.registered.remove(range);
         self.excluded.remove(range);
+        self.heat.forget(range);
         // What was announced in this epoch may be of what has come there since.
         let epoch = self.epoch;
         self.removals.retain(|removal| removal.epoch == epoch || removal.range.intersect(range) != removal.range);
@@ -302,6 +304,7 @@ impl State {
         let (registered, excluded) = (moved(&self.registered), moved(&self.excluded));
         self.registered.remove(old);
         self.excluded.remove(old);
+        self.heat.forget(old);
         // Whatever was at the new place has been unmapped by the remap itself.
         self.forget(engine, new);
         registered.into_iter().for_each(|range| self.registered.insert(range));
@@ -515,42 +518,6 @@ impl Staging {
     /// Entries, those that name no page included.
     pub fn len(&self) -> usize {
         self.entries.len()
-    }
-}
-
-/// A set of pages, a bit each.
-#[derive(Default)]
-pub(crate) struct PageSet {
-    chunks: BTreeMap<u64, [u64; 8]>,
-}
-
-impl PageSet {
-    fn locate(page: u64) -> (u64, usize, u64) {
-        let number = page / PAGE;
-        (number / 512, (number % 512 / 64) as usize, 1 << (number % 64))
-    }
-
-    pub fn insert(&mut self, page: u64) {
-        let (chunk, word, bit) = PageSet::locate(page);
-        self.chunks.entry(chunk).or_default()[word] |= bit;
-    }
-
-    /// Takes all pages of `range` out, and perhaps some of the same 2 MiB around it.
-    pub fn remove_range(&mut self, range: Range) {
-        let (first, last) = (range.start / PAGE / 512, range.end.div_ceil(PAGE).div_ceil(512));
-        self.chunks.retain(|&chunk, _| chunk < first || chunk >= last);
-    }
-
-    /// Takes a page out; tells whether it was in.
-    pub fn remove(&mut self, page: u64) -> bool {
-        let (chunk, word, bit) = PageSet::locate(page);
-        let Some(words) = self.chunks.get_mut(&chunk) else { return false };
-        let was_in = words[word] & bit != 0;
-        words[word] &= !bit;
-        if words.iter().all(|&word| word == 0) {
-            self.chunks.remove(&chunk);
-        }
-        was_in
     }
 }
 
