@@ -7,6 +7,7 @@
 mod plot;
 mod works;
 
+use std::cell::OnceCell;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -17,7 +18,7 @@ use serde_json::json;
 use crate::cgroup::Cgroup;
 use crate::kernel_zswap::{KernelZswap, stored_since_boot};
 use crate::options::Options;
-use crate::program::{Interrupt, Scratch, build, run as run_program, tell};
+use crate::program::{Interrupt, Scratch, build, run_beside, tell};
 use works::Work;
 
 /// Where a work is done.
@@ -28,6 +29,8 @@ pub(crate) enum Side {
     PageByPage,
     /// The kernel's zswap, with lzo-rle.
     Zswap,
+    /// The same with its shrinker.
+    Shrinker,
     /// A swap file without zswap.
     Swap,
     /// Memory without a limit.
@@ -40,13 +43,18 @@ impl Side {
             Side::Uzswap => "uzswap",
             Side::PageByPage => "uzswap, page by page",
             Side::Zswap => "kernel zswap",
+            Side::Shrinker => "kernel zswap, shrinker",
             Side::Swap => "swap file",
             Side::Bare => "no limit",
         }
     }
 
     fn is_kernels(self) -> bool {
-        matches!(self, Side::Zswap | Side::Swap)
+        self.is_zswap() || self == Side::Swap
+    }
+
+    fn is_zswap(self) -> bool {
+        matches!(self, Side::Zswap | Side::Shrinker)
     }
 }
 
@@ -141,10 +149,17 @@ fn rows() -> Vec<Row> {
             Asked::AtMost(1.02),
         ),
         row(
+            "make -j4 of a project",
+            "s",
+            (Work::Make, Side::Uzswap, "time"),
+            (Work::Make, Side::Shrinker, "time"),
+            Asked::AtMost(1.1),
+        ),
+        row(
             "a fault among 64 processes",
             "µs",
-            (Work::Crowd, Side::Uzswap, "fault"),
-            (Work::Alone, Side::Uzswap, "fault"),
+            (Work::Crowd, Side::PageByPage, "fault"),
+            (Work::Alone, Side::PageByPage, "fault"),
             Asked::AtMost(1.3),
         ),
         row(
@@ -186,6 +201,8 @@ pub(crate) struct Bench<'a> {
     pub options: &'a Options,
     pub interrupt: Interrupt,
     programs: BTreeMap<&'static str, PathBuf>,
+    /// Bytes that the project is made in.
+    limit: OnceCell<u64>,
     // Undone in this order: the swap file is among the scratch.
     cgroup: Option<Cgroup>,
     kernel: Option<KernelZswap>,
@@ -212,7 +229,9 @@ impl Bench<'_> {
                 command.arg(self.file("stats")).arg("--");
                 Ok(command)
             }
-            Side::Zswap | Side::Swap => self.cgroup.as_ref().context("there is no cgroup")?.command(limit),
+            Side::Zswap | Side::Shrinker | Side::Swap => {
+                self.cgroup.as_ref().context("there is no cgroup")?.command(limit)
+            }
             Side::Bare => Ok(Command::new("env")),
         }
     }
@@ -221,15 +240,19 @@ impl Bench<'_> {
     /// measured, or has been where it is not.
     pub fn run(&self, side: Side, command: &mut Command, must_swap: bool) -> Result<String> {
         if let Some(kernel) = &self.kernel {
-            kernel.enable(side == Side::Zswap)?;
+            kernel.enable(side.is_zswap(), side == Side::Shrinker)?;
         }
         let before = stored_since_boot();
-        let words = run_program(command, &self.scratch, &self.interrupt)?;
+        let words = run_beside(command, &self.scratch, &self.interrupt, || {
+            if let (true, Some(cgroup)) = (side.is_zswap(), &self.cgroup) {
+                cgroup.charge_zswap();
+            }
+        })?;
         let stored = stored_since_boot() - before;
-        if must_swap && side == Side::Zswap && stored == 0 {
+        if must_swap && side.is_zswap() && stored == 0 {
             bail!("the kernel's zswap has taken nothing: this would be no comparison");
         }
-        if side != Side::Zswap && stored > 1000 {
+        if !side.is_zswap() && stored > 1000 {
             bail!("the kernel's zswap has taken {stored} pages while {} was measured", side.name());
         }
         Ok(words)
@@ -251,7 +274,8 @@ type Samples = BTreeMap<(Work, Side, &'static str), Vec<f64>>;
 
 /// Runs everything, or the lines whose names contain what was asked for, and tells it.
 pub fn run(options: &Options) -> Result<()> {
-    let rows: Vec<Row> = rows().into_iter().filter(|row| options.wants(row.name)).collect();
+    let possible = |row: &Row| row.ours.0 != Work::Make || options.project.is_some();
+    let rows: Vec<Row> = rows().into_iter().filter(|row| options.wants(row.name) && possible(row)).collect();
     if rows.is_empty() {
         bail!("no line of the table has {:?} in its name", options.only.as_deref().unwrap_or_default());
     }
@@ -322,7 +346,8 @@ fn set_up(options: &Options) -> Result<Bench<'_>> {
     }
     tell!("medians of {} runs; {} MiB of data at most", options.runs, options.size >> 20)?;
     tell!("{:<30}{:>12}{:>14}{:>16}{:>10}{:>10}", "", "", "uzswap", "other", "value", "asked")?;
-    Ok(Bench { options, interrupt, programs, cgroup: cgroup.ok(), kernel: kernel.ok(), scratch })
+    let limit = OnceCell::new();
+    Ok(Bench { options, interrupt, programs, limit, cgroup: cgroup.ok(), kernel: kernel.ok(), scratch })
 }
 
 /// Cells that some line compares, directly or by way of others, are together.

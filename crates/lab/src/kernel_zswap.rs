@@ -36,16 +36,20 @@ impl KernelZswap {
         let mut this = Self { swap_file: None, found: Vec::new() };
         this.set("compressor", codec)?;
         this.set("max_pool_percent", "50")?;
+        this.set("shrinker_enabled", "N")?;
         this.set("enabled", "Y")?;
         this.swap_file = Some(file.clone());
         run(Command::new("swapon").arg(&file), scratch, interrupt)?;
         Ok(this)
     }
 
-    /// Has the swap file used without zswap, or with it again.
-    pub(crate) fn enable(&self, zswap: bool) -> Result<()> {
-        let path = format!("{PARAMETERS}/enabled");
-        fs::write(&path, if zswap { "Y" } else { "N" }).with_context(|| format!("cannot change {path}"))
+    /// Has the swap file used without zswap, or with it again, and with its shrinker or without.
+    pub(crate) fn enable(&self, zswap: bool, shrinker: bool) -> Result<()> {
+        for (name, value) in [("enabled", zswap), ("shrinker_enabled", shrinker)] {
+            let path = format!("{PARAMETERS}/{name}");
+            fs::write(&path, if value { "Y" } else { "N" }).with_context(|| format!("cannot change {path}"))?;
+        }
+        Ok(())
     }
 
     fn set(&mut self, name: &'static str, value: &str) -> Result<()> {

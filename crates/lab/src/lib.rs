@@ -18,8 +18,8 @@ mod program;
 
 use options::Options;
 
-const USAGE: &str = "usage: uzswap lab bench|capacity [--size SIZE] [--runs N] [--json FILE] [--svg FILE] [--only TEXT]; \
-                     --svg and --only are for bench";
+const USAGE: &str = "usage: uzswap lab bench|capacity [--size SIZE] [--runs N] [--json FILE] [--svg FILE] [--only TEXT] \
+                     [--project DIR]; --svg, --only and --project are for bench";
 
 /// `uzswap lab ARGS...`; returns the exit status.
 pub fn main(args: &[String]) -> i32 {
@@ -46,8 +46,8 @@ pub fn main(args: &[String]) -> i32 {
             return 2;
         }
     };
-    if name != "bench" && (options.svg.is_some() || options.only.is_some()) {
-        eprintln!("uzswap lab {name}: --svg and --only are for bench; {USAGE}");
+    if name != "bench" && (options.svg.is_some() || options.only.is_some() || options.project.is_some()) {
+        eprintln!("uzswap lab {name}: --svg, --only and --project are for bench; {USAGE}");
         return 2;
     }
     match experiment(&options) {

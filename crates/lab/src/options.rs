@@ -1,6 +1,6 @@
 //! What the command line of every experiment says.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 
@@ -17,12 +17,14 @@ pub struct Options {
     pub svg: Option<PathBuf>,
     /// Only the lines of the table with this in their names.
     pub only: Option<String>,
+    /// A project to make.
+    pub project: Option<PathBuf>,
 }
 
 impl Options {
     /// Parses what follows the name of an experiment, of which `size` and `runs` are the defaults.
     pub fn parse(args: &[String], size: u64, runs: usize) -> Result<Self> {
-        let mut options = Self { size, runs, json: None, svg: None, only: None };
+        let mut options = Self { size, runs, json: None, svg: None, only: None, project: None };
         let mut args = args.iter();
         while let Some(name) = args.next() {
             let mut value = || args.next().with_context(|| format!("{name} needs a value"));
@@ -32,6 +34,7 @@ impl Options {
                 "--json" => options.json = Some(value()?.into()),
                 "--svg" => options.svg = Some(value()?.into()),
                 "--only" => options.only = Some(value()?.into()),
+                "--project" => options.project = Some(project(value()?)?),
                 _ => bail!("unknown option {name}"),
             }
         }
@@ -51,6 +54,14 @@ impl Options {
         let Some(path) = &self.json else { return Ok(()) };
         std::fs::write(path, format!("{raw:#}\n")).with_context(|| format!("cannot write {}", path.display()))
     }
+}
+
+/// A directory with a Makefile.
+fn project(path: &str) -> Result<PathBuf> {
+    if !["GNUmakefile", "makefile", "Makefile"].iter().any(|name| Path::new(path).join(name).is_file()) {
+        bail!("--project needs a directory with a Makefile, configured so that make builds and make clean removes");
+    }
+    Ok(path.into())
 }
 
 /// A size in bytes, or with one of the binary suffixes K, M, G.
@@ -79,8 +90,7 @@ mod tests {
 
     #[test]
     fn options_have_defaults_and_limits() {
-        let (json, svg, only) = (None, None, None);
-        let defaults = Options { size: 1 << 30, runs: 5, json, svg, only };
+        let defaults = Options { size: 1 << 30, runs: 5, json: None, svg: None, only: None, project: None };
         assert_eq!(parse(&[]).unwrap(), defaults);
         let given = parse(&["--size", "256M", "--runs", "3"]).unwrap();
         assert_eq!(given, Options { size: 256 << 20, runs: 3, ..defaults });
@@ -92,5 +102,6 @@ mod tests {
         }
         assert!(parse(&["--runs", "0"]).is_err());
         assert!(parse(&["--fast"]).is_err());
+        assert!(parse(&["--project", "/nowhere"]).is_err());
     }
 }

@@ -85,6 +85,16 @@ pub(crate) fn build(name: &str, source: &str, scratch: &Scratch, interrupt: &Int
 
 /// Runs the command to its end and returns what it wrote to stderr; anything but success is an error.
 pub(crate) fn run(command: &mut Command, scratch: &Scratch, interrupt: &Interrupt) -> Result<String> {
+    run_beside(command, scratch, interrupt, || {})
+}
+
+/// The same; meanwhile does something a hundred times a second.
+pub(crate) fn run_beside(
+    command: &mut Command,
+    scratch: &Scratch,
+    interrupt: &Interrupt,
+    mut beside: impl FnMut(),
+) -> Result<String> {
     interrupt.check()?;
     let path = scratch.path().join("stderr");
     let name = command.get_program().to_string_lossy().into_owned();
@@ -104,6 +114,7 @@ pub(crate) fn run(command: &mut Command, scratch: &Scratch, interrupt: &Interrup
             child.wait()?;
             return Err(error);
         }
+        beside();
         sleep(Duration::from_millis(10));
     };
     interrupt.check()?;

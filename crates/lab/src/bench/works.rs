@@ -9,7 +9,7 @@ use anyhow::{Context, Result, bail};
 use super::{Bench, Side, figure};
 use crate::options::Options;
 use crate::processes::{manager_of, resident};
-use crate::program::{Held, Interrupt, Scratch, run as run_program};
+use crate::program::{Held, Interrupt, Scratch, run as run_program, tell};
 
 /// The C programs, by their names. The first is of the end-to-end tests.
 pub(crate) const PROGRAMS: [(&str, &str); 4] = [
@@ -39,6 +39,8 @@ pub(crate) enum Work {
     Zipf,
     /// Four compilations, two at a time, in a quarter of the memory that they need.
     Thrash,
+    /// `make -j4` of a project in a third of the memory that it needs.
+    Make,
     /// 64 processes with 512 MiB together that read all of it at once, in random order.
     Crowd,
     /// The same by one process.
@@ -78,6 +80,7 @@ impl Work {
                 Ok(vec![("reads", figure(&words, "reads ")? / 4.0)])
             }
             Work::Thrash => thrash(bench, side),
+            Work::Make => make(bench, side),
             Work::Crowd => crowd(bench, side, 64),
             Work::Alone => crowd(bench, side, 1),
             Work::Start => {
@@ -141,6 +144,29 @@ fn thrash(bench: &Bench<'_>, side: Side) -> Result<Vec<(&'static str, f64)>> {
     bench.run(side, &mut command, true)?;
     let took = start.elapsed().as_secs_f64();
     Ok(vec![("time", took), ("loads", told(&bench.file("stats"), "zswpin")?)])
+}
+
+fn make(bench: &Bench<'_>, side: Side) -> Result<Vec<(&'static str, f64)>> {
+    let project = bench.options.project.as_deref().context("there is no project")?;
+    if bench.limit.get().is_none() {
+        make_within(bench, Side::Uzswap, project, 64 << 30)?;
+        let peak = told(&bench.file("stats"), "anon_peak")?;
+        tell!("(the project takes {:.0} MiB at its peak, and is given a third of that)", peak / f64::from(1 << 20))?;
+        // Nobody else has set it.
+        let _ = bench.limit.set((peak / 3.0) as u64);
+    }
+    let limit = *bench.limit.get().expect("it has been set");
+    let took = make_within(bench, side, project, limit)?;
+    Ok(vec![("time", took.as_secs_f64())])
+}
+
+/// Makes a project from the beginning.
+fn make_within(bench: &Bench<'_>, side: Side, project: &Path, limit: u64) -> Result<Duration> {
+    bench.run(Side::Bare, bench.command(Side::Bare, limit)?.args(["make", "-C"]).arg(project).arg("clean"), false)?;
+    let mut command = bench.command(side, limit)?;
+    let start = Instant::now();
+    bench.run(side, command.args(["make", "-j4", "-C"]).arg(project), false)?;
+    Ok(start.elapsed())
 }
 
 /// A number from the statistics of a job.
