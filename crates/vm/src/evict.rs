@@ -119,7 +119,7 @@ impl Pager {
     }
 
     /// Moves about `pages` pages out of the program into its staging area: those that reclaim's hand comes to, but for what is
-    /// hot (see [`heat`](crate::heat)).
+    /// hot (see `heat`).
     pub fn evict(&self, space: &Space, pages: usize) -> io::Result<Progress> {
         let _conversation = space.conversation.lock();
         let Some(worker) = self.resume(space) else { return Ok(Progress::default()) };
