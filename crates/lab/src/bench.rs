@@ -15,7 +15,7 @@ use std::process::Command;
 use anyhow::{Context, Result, bail};
 use serde_json::json;
 
-use crate::cgroup::Cgroup;
+use crate::cgroup::{Cgroup, Kept};
 use crate::kernel_zswap::{KernelZswap, stored_since_boot};
 use crate::options::Options;
 use crate::program::{Interrupt, Scratch, build, run_beside, tell};
@@ -196,6 +196,12 @@ fn rows() -> Vec<Row> {
 /// Works that are also done on a swap file without zswap, for the record.
 const ON_SWAP_FILE: [Work; 2] = [Work::Pattern, Work::Random];
 
+/// What was measured, by its names.
+type Figures = Vec<(&'static str, f64)>;
+
+/// So often a work of the kernel's is run again, of all its turns.
+const MOST_KILLED: u32 = 50;
+
 /// What a work has to hand.
 pub(crate) struct Bench<'a> {
     pub options: &'a Options,
@@ -243,11 +249,12 @@ impl Bench<'_> {
             kernel.enable(side.is_zswap(), side == Side::Shrinker)?;
         }
         let before = stored_since_boot();
-        let words = run_beside(command, &self.scratch, &self.interrupt, || {
-            if let (true, Some(cgroup)) = (side.is_zswap(), &self.cgroup) {
-                cgroup.charge_zswap();
-            }
-        })?;
+        let mut kept = Kept::default();
+        let words = run_beside(command, &self.scratch, &self.interrupt, || kept.look());
+        if let (true, Some(cgroup)) = (side.is_zswap(), &self.cgroup) {
+            cgroup.note(&kept);
+        }
+        let words = words?;
         let stored = stored_since_boot() - before;
         if must_swap && side.is_zswap() && stored == 0 {
             bail!("the kernel's zswap has taken nothing: this would be no comparison");
@@ -256,6 +263,20 @@ impl Bench<'_> {
             bail!("the kernel's zswap has taken {stored} pages while {} was measured", side.name());
         }
         Ok(words)
+    }
+
+    /// Does a work once; on the kernel's side again, as long as that fails, for the kernel may find no memory to reclaim where
+    /// there is some, and kill.
+    fn attempt(&self, work: Work, side: Side, killed: &mut BTreeMap<(Work, Side), u32>) -> Result<Figures> {
+        loop {
+            let done = work.run(self, side);
+            let times = killed.entry((work, side)).or_insert(0);
+            if done.is_ok() || !side.is_kernels() || *times == MOST_KILLED {
+                return done;
+            }
+            self.interrupt.check()?;
+            *times += 1;
+        }
     }
 
     /// Whether a side is there to be measured.
@@ -289,19 +310,25 @@ pub fn run(options: &Options) -> Result<()> {
             }
         }
     }
-    let mut samples = Samples::new();
+    let (mut samples, mut killed) = (Samples::new(), BTreeMap::<(Work, Side), u32>::new());
     // Works that are compared with each other alternate; the next begin when these are done.
     for mut together in groups(&rows, &cells) {
         for turn in 0..=options.runs {
             for (work, side) in together.clone() {
-                let done = work.run(&bench, side).with_context(|| format!("{work:?} on {}", side.name()));
+                if let Some(kernel) = &bench.kernel {
+                    kernel.read_ahead(!work.is_random())?;
+                }
+                // What zswap keeps is known better each time.
+                let times = if turn == 0 && side.is_zswap() { 3 } else { 1 };
+                let attempts = std::iter::repeat_with(|| bench.attempt(work, side, &mut killed));
+                let done = attempts.take(times).last().expect("once at least");
+                let done = done.with_context(|| format!("{work:?} on {}", side.name()));
                 bench.interrupt.check()?;
                 match done {
                     Ok(figures) if turn > 0 => figures.into_iter().for_each(|(name, value)| {
                         samples.entry((work, side, name)).or_default().push(value);
                     }),
                     Ok(_) => {}
-                    // The kernel may find no memory to reclaim where there is some, and kill.
                     Err(reason) if side.is_kernels() => {
                         eprintln!("left out: {reason:#}");
                         together.retain(|cell| *cell != (work, side));
@@ -315,6 +342,9 @@ pub fn run(options: &Options) -> Result<()> {
         rows.iter().filter(done).try_for_each(|row| print_row(row, &samples))?;
     }
     drop(bench);
+    for ((work, side), times) in killed.into_iter().filter(|(_, times)| *times > 0) {
+        tell!("  {work:?} on {}: failed {times} times, and was run again", side.name())?;
+    }
     for ((_, _, figure), values) in samples.iter().filter(|((_, side, _), _)| *side == Side::Swap) {
         tell!("{:<30}{:>42.2}", format!("  {figure}, on a swap file"), median(values))?;
     }

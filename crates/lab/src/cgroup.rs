@@ -1,6 +1,7 @@
 //! A memory cgroup for the rivals, version 1 or 2, whichever the machine has; removed when dropped.
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -30,8 +31,26 @@ const VERSIONS: [Version; 2] = [
 pub(crate) struct Cgroup {
     path: PathBuf,
     version: &'static Version,
-    /// In bytes: the limit that was asked for, and the one that is set.
-    limits: Cell<(u64, u64)>,
+    /// The limit that was asked for last, in bytes.
+    asked: Cell<u64>,
+    /// What zswap kept meanwhile, in bytes, of each limit that was asked for: on the average of the last run.
+    kept: RefCell<BTreeMap<u64, u64>>,
+}
+
+/// What zswap keeps while a program runs.
+#[derive(Debug, Default)]
+pub(crate) struct Kept {
+    sum: u64,
+    times: u64,
+}
+
+impl Kept {
+    /// Looks now.
+    pub(crate) fn look(&mut self) {
+        let text = fs::read_to_string("/proc/meminfo").unwrap_or_default();
+        self.sum += kibibytes(&text, "Zswap").unwrap_or(0);
+        self.times += 1;
+    }
 }
 
 impl Cgroup {
@@ -42,7 +61,7 @@ impl Cgroup {
             if fs::create_dir(&path).is_err() {
                 continue;
             }
-            let cgroup = Cgroup { path, version, limits: Cell::default() };
+            let cgroup = Cgroup { path, version, asked: Cell::default(), kept: RefCell::default() };
             if cgroup.limit_file().exists() {
                 return Ok(cgroup);
             }
@@ -54,34 +73,24 @@ impl Cgroup {
         self.path.join(self.version.limit)
     }
 
-    /// A command that runs in it, held to `bytes`.
+    /// A command that runs in it, held to `bytes`: where zswap is not charged for what it keeps, without what it kept the last
+    /// time. Else the rival would have more memory than uzswap.
     pub(crate) fn command(&self, bytes: u64) -> Result<Command> {
-        let limit = self.limit_file();
-        fs::write(&limit, bytes.to_string()).with_context(|| format!("cannot write to {}", limit.display()))?;
-        self.limits.set((bytes, bytes));
+        self.asked.set(bytes);
+        let kept = self.kept.borrow().get(&bytes).copied().unwrap_or(0);
+        let (file, limit) = (self.limit_file(), bytes.saturating_sub(kept).max(bytes / 8));
+        fs::write(&file, limit.to_string()).with_context(|| format!("cannot write to {}", file.display()))?;
         let mut command = Command::new("sh");
         command.args(["-c", "echo $$ > \"$0\" && exec \"$@\""]).arg(self.path.join("cgroup.procs"));
         Ok(command)
     }
 
-    /// Takes what zswap keeps off the limit, where the kernel does not: else the rival would have more memory. To be called
-    /// often while somebody is in the group.
-    pub(crate) fn charge_zswap(&self) {
-        /// Smaller changes are not worth the call.
-        const STEP: u64 = 1 << 20;
-        let (asked, set) = self.limits.get();
-        let Some(kept) = zswap_bytes().filter(|_| !self.version.charges_zswap) else { return };
-        let limit = asked.saturating_sub(kept).max(asked / 8);
-        // Fails if it cannot be reached at once: then the next time.
-        if limit.abs_diff(set) >= STEP && fs::write(self.limit_file(), limit.to_string()).is_ok() {
-            self.limits.set((asked, limit));
+    /// Takes note of what zswap has kept while the last command ran.
+    pub(crate) fn note(&self, kept: &Kept) {
+        if !self.version.charges_zswap {
+            self.kept.borrow_mut().insert(self.asked.get(), kept.sum / kept.times.max(1));
         }
     }
-}
-
-/// What the kernel's zswap keeps, in bytes of memory.
-fn zswap_bytes() -> Option<u64> {
-    kibibytes(&fs::read_to_string("/proc/meminfo").ok()?, "Zswap").ok()
 }
 
 impl Drop for Cgroup {

@@ -2,11 +2,11 @@
 //!
 //! Each step is undone in reverse order when [`KernelZswap`] is dropped, also when set-up fails half way:
 //! 1. the swap file is made (it lies in the scratch directory, which removes it);
-//! 2. each module parameter is remembered, then changed;
+//! 2. each parameter is remembered, then changed;
 //! 3. the swap file is switched on, last: nothing of it is used before zswap stands in front of it.
 
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context, Result, bail};
@@ -15,11 +15,14 @@ use crate::program::{Interrupt, Scratch, run};
 
 const PARAMETERS: &str = "/sys/module/zswap/parameters";
 
+/// How many pages a fault brings, as a power of two.
+const READAHEAD: &str = "/proc/sys/vm/page-cluster";
+
 /// The kernel's zswap, switched on for as long as this lives.
 #[derive(Debug)]
 pub(crate) struct KernelZswap {
     swap_file: Option<PathBuf>,
-    found: Vec<(&'static str, String)>,
+    found: Vec<(PathBuf, String)>,
 }
 
 impl KernelZswap {
@@ -34,10 +37,13 @@ impl KernelZswap {
         run(Command::new("mkswap").arg(&file), scratch, interrupt)?;
 
         let mut this = Self { swap_file: None, found: Vec::new() };
-        this.set("compressor", codec)?;
-        this.set("max_pool_percent", "50")?;
-        this.set("shrinker_enabled", "N")?;
-        this.set("enabled", "Y")?;
+        for (name, value) in
+            [("compressor", codec), ("max_pool_percent", "50"), ("shrinker_enabled", "N"), ("enabled", "Y")]
+        {
+            this.set(Path::new(PARAMETERS).join(name), value)?;
+        }
+        let readahead = fs::read_to_string(READAHEAD).with_context(|| format!("cannot read {READAHEAD}"))?;
+        this.set(READAHEAD.into(), readahead.trim())?;
         this.swap_file = Some(file.clone());
         run(Command::new("swapon").arg(&file), scratch, interrupt)?;
         Ok(this)
@@ -46,18 +52,26 @@ impl KernelZswap {
     /// Has the swap file used without zswap, or with it again, and with its shrinker or without.
     pub(crate) fn enable(&self, zswap: bool, shrinker: bool) -> Result<()> {
         for (name, value) in [("enabled", zswap), ("shrinker_enabled", shrinker)] {
-            let path = format!("{PARAMETERS}/{name}");
-            fs::write(&path, if value { "Y" } else { "N" }).with_context(|| format!("cannot change {path}"))?;
+            write(&Path::new(PARAMETERS).join(name), if value { "Y" } else { "N" })?;
         }
         Ok(())
     }
 
-    fn set(&mut self, name: &'static str, value: &str) -> Result<()> {
-        let path = format!("{PARAMETERS}/{name}");
-        let found = fs::read_to_string(&path).with_context(|| format!("cannot read {path}"))?;
-        self.found.push((name, found.trim().to_owned()));
-        fs::write(&path, value).with_context(|| format!("cannot write {value} to {path}"))
+    /// Has a fault bring as many pages as the machine was found to, or its own only.
+    pub(crate) fn read_ahead(&self, ahead: bool) -> Result<()> {
+        let found = self.found.iter().find(|(path, _)| path == Path::new(READAHEAD)).map(|(_, value)| value.as_str());
+        write(Path::new(READAHEAD), found.filter(|_| ahead).unwrap_or("0"))
     }
+
+    fn set(&mut self, path: PathBuf, value: &str) -> Result<()> {
+        let found = fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
+        self.found.push((path.clone(), found.trim().to_owned()));
+        write(&path, value)
+    }
+}
+
+fn write(path: &Path, value: &str) -> Result<()> {
+    fs::write(path, value).with_context(|| format!("cannot write {value} to {}", path.display()))
 }
 
 impl Drop for KernelZswap {
@@ -68,9 +82,9 @@ impl Drop for KernelZswap {
         {
             eprintln!("uzswap lab: cannot swapoff {}: run it yourself", file.display());
         }
-        for (name, value) in self.found.iter().rev() {
-            if let Err(error) = fs::write(format!("{PARAMETERS}/{name}"), value) {
-                eprintln!("uzswap lab: cannot restore {PARAMETERS}/{name} to {value}: {error}");
+        for (path, value) in self.found.iter().rev() {
+            if let Err(error) = fs::write(path, value) {
+                eprintln!("uzswap lab: cannot restore {} to {value}: {error}", path.display());
             }
         }
     }

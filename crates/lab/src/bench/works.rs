@@ -66,6 +66,11 @@ pub(crate) fn prepare(options: &Options, scratch: &Scratch, interrupt: &Interrup
 }
 
 impl Work {
+    /// Whether the kernel does better with one page for a fault: it may else find no memory to reclaim where there is some.
+    pub(crate) fn is_random(self) -> bool {
+        matches!(self, Work::Zipf)
+    }
+
     /// Does it once; what was measured.
     pub(crate) fn run(self, bench: &Bench<'_>, side: Side) -> Result<Vec<(&'static str, f64)>> {
         let size = bench.options.size;
