@@ -153,11 +153,12 @@ impl Account for Charge {
     }
 
     fn spare(&self) -> usize {
-        const SHARE: i64 = 8;
-        // Twice as far from the limit as reclaim keeps the charge.
-        let free = |charge: &Charge| charge.left.load(Relaxed) - 2 * (charge.max() - charge.soft()) as i64;
-        let free = self.path().map(free).min().unwrap_or(0).max(0);
-        (free / SHARE / PAGE) as usize
+        const SHARE: u64 = 8;
+        // Of less, reclaim is not far.
+        const FREE: u64 = 4;
+        let left = |charge: &Charge| u64::try_from(charge.left.load(Relaxed)).unwrap_or(0);
+        let free = |charge: &Charge| Some(left(charge)).filter(|left| *left >= charge.max() / FREE).unwrap_or(0);
+        (self.path().map(free).min().unwrap_or(0) / SHARE) as usize / PAGE_SIZE
     }
 
     fn load_begins(&self, pages: u64) {
@@ -421,10 +422,10 @@ mod tests {
     fn nothing_is_to_spare_where_reclaim_is_near() {
         let parent = Arc::new(limited(Some(64 << 20), None));
         let child = charge(1, Some(&parent));
-        assert_eq!(child.spare() as u64, (64 - 8) << 20 >> 15);
+        assert_eq!(child.spare() as u64, 64 << 20 >> 15);
         parent.measured(40 << 20, 0);
-        assert_eq!(child.spare() as u64, (24 - 8) << 20 >> 15);
-        parent.measured(57 << 20, 0);
+        assert_eq!(child.spare() as u64, 24 << 20 >> 15);
+        parent.measured(49 << 20, 0);
         assert_eq!(child.spare(), 0);
         assert!(charge(0, None).spare() > 1 << 30);
     }

@@ -293,10 +293,10 @@ impl Pager {
         match folios.rule() {
             Swapin::Never => (1, stored(page).into_iter().collect()),
             Swapin::Adaptive => {
-                let most = space.account().most_ahead();
-                let window = state.readahead.window(page, |window| folios.largest(window.min(most)));
+                let (most, spare) = (space.account().most_ahead(), space.account().spare());
+                let window = state.readahead.window(page, spare == 0, |window| folios.largest(window.min(most)));
                 let walk: Vec<_> = pages(page, window).map_while(stored).collect();
-                let around = folios.around(page, space.account().spare(), |folio| state.table.absent(folio));
+                let around = folios.around(page, spare, |folio| state.table.absent(folio));
                 if walk.len() as u64 * PAGE >= around.len() {
                     return (window, walk);
                 }
@@ -328,7 +328,7 @@ impl Pager {
             if !pass.admits(space, 1) {
                 return Answer::NoRoom;
             }
-            let window = state.readahead.window(page, |window| window.min(MOST_ZEROS));
+            let window = state.readahead.window(page, false, |window| window.min(MOST_ZEROS));
             let mut pages = 1;
             while pages < window && may_fill_ahead(space, state, page + pages as u64 * PAGE) {
                 pages += 1;

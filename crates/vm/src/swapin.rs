@@ -3,7 +3,8 @@
 //! By [`Swapin::Adaptive`] it is judged by what came before it:
 //!
 //! 1. A fault where an earlier one left off is part of a sequential walk: its window doubles, up to [`MAX_WINDOW`]. A few walks
-//!    are followed at once.
+//!    are followed at once. Where others have to go for what comes, the window is an eighth of the way behind, and 64 pages at
+//!    most: when the walk ends, little was brought in vain.
 //! 2. Where there is memory to spare, so that nothing has to go for what comes, a fault brings the folio around it: of 16 KiB,
 //!    and the larger ones (each four times the one before) as long as a quarter of each is there already. So a folio of 2 MiB
 //!    that is touched everywhere, in any order, takes a handful of faults, and one that is touched here and there gets four
@@ -137,10 +138,15 @@ impl Folios {
 
 const WALKS: usize = 8;
 
+/// The largest window where others have to go for what comes.
+const CAREFUL_WINDOW: usize = 64;
+
 #[derive(Debug, Clone, Copy, Default)]
 struct Walk {
     next: u64,
     window: usize,
+    /// Pages that it has gone.
+    gone: usize,
     /// When it was last gone on with.
     time: u64,
 }
@@ -154,8 +160,9 @@ pub struct Readahead {
 }
 
 impl Readahead {
-    /// How many pages to bring for a fault at `page`: as many as `most` leaves of the window of its walk.
-    pub fn window(&mut self, page: u64, most: impl FnOnce(usize) -> usize) -> usize {
+    /// How many pages to bring for a fault at `page`: as many as `most` leaves of the window of its walk, if `careful` of the
+    /// careful one.
+    pub fn window(&mut self, page: u64, careful: bool, most: impl FnOnce(usize) -> usize) -> usize {
         self.time += 1;
         let goes_on = |walk: &Walk| walk.window > 0 && walk.next == page;
         // A new walk takes the place of that which was left for the longest time.
@@ -165,7 +172,9 @@ impl Readahead {
         }
         walk.time = self.time;
         walk.window = (walk.window * 2).clamp(1, MAX_WINDOW);
-        let pages = most(walk.window);
+        let window = if careful { walk.window.min(walk.gone / 8).clamp(1, CAREFUL_WINDOW) } else { walk.window };
+        let pages = most(window);
+        walk.gone += pages;
         walk.next = page + pages as u64 * PAGE;
         pages
     }
@@ -242,10 +251,10 @@ mod tests {
         let mut page = 1 << 30;
         let mut windows = Vec::new();
         for stranger in 0..11u64 {
-            let window = readahead.window(page, |window| window);
+            let window = readahead.window(page, false, |window| window);
             windows.push(window);
             page += window as u64 * PAGE;
-            assert_eq!(readahead.window((1 << 40) + stranger * 10 * PAGE, |window| window), 1);
+            assert_eq!(readahead.window((1 << 40) + stranger * 10 * PAGE, false, |window| window), 1);
         }
         assert_eq!(windows, [1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024]);
     }
@@ -254,10 +263,27 @@ mod tests {
     fn a_walk_goes_on_where_it_was_cut_short() {
         let mut readahead = Readahead::default();
         let whole = |window| window;
-        assert_eq!((readahead.window(0x1000, whole), readahead.window(0x2000, whole)), (1, 2));
+        assert_eq!((readahead.window(0x1000, false, whole), readahead.window(0x2000, false, whole)), (1, 2));
         readahead.brought(0x2000, 2, 0x3000);
-        assert_eq!(readahead.window(0x3000, whole), 4);
+        assert_eq!(readahead.window(0x3000, false, whole), 4);
         // Its window grows behind what limits it.
-        assert_eq!((readahead.window(0x7000, |window| window.min(2)), readahead.window(0x9000, whole)), (2, 16));
+        assert_eq!(
+            (readahead.window(0x7000, false, |window| window.min(2)), readahead.window(0x9000, false, whole)),
+            (2, 16)
+        );
+    }
+
+    #[test]
+    fn a_careful_walk_brings_little_in_vain() {
+        let (mut readahead, mut page, mut windows) = (Readahead::default(), 1 << 30, Vec::new());
+        for _ in 0..60 {
+            windows.push(readahead.window(page, true, |window| window));
+            page += *windows.last().unwrap() as u64 * PAGE;
+        }
+        assert!(windows[..16].iter().all(|window| *window == 1), "{windows:?}");
+        let gone = |number: usize| windows[..number].iter().sum::<usize>();
+        assert!((16..60).all(|number| windows[number] <= gone(number) / 8), "{windows:?}");
+        assert_eq!(windows[59], CAREFUL_WINDOW);
+        assert_eq!(readahead.window(page, false, |window| window), MAX_WINDOW, "there is memory to spare again");
     }
 }

@@ -142,7 +142,7 @@ fn crowd(bench: &Bench<'_>, side: Side, processes: u32) -> Result<Vec<(&'static 
 fn thrash(bench: &Bench<'_>, side: Side) -> Result<Vec<(&'static str, f64)>> {
     // Two compilations have 540 MiB at their peak.
     const LIMIT: u64 = 136 << 20;
-    let script = "for i in 1 2 3 4; do echo $i; done | xargs -P 2 -I N g++ -std=c++20 -O2 -DUNIT=N -DINSTANCES=1 -c \"$0\" -o \"$1/N.o\"";
+    let script = "for i in 1 2 3 4; do echo $i; done | xargs -P 2 -I @ g++ -std=c++20 -O2 -DUNIT=@ -DINSTANCES=1 -c \"$0\" -o \"$1/@.o\"";
     let mut command = bench.command(side, LIMIT)?;
     command.args(["sh", "-c", script]).arg(bench.file("heavy.cpp")).arg(bench.file(""));
     let start = Instant::now();
