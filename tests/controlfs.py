@@ -288,12 +288,16 @@ def controlfs_errors(context: Context, test):
 
     # What serves it and the manager part, in all ways that there are.
     file = open(tree.top / "cgroup/memory.max")
-    os.kill(tree.job.manager(), signal.SIGSTOP)
+    manager = tree.job.manager()
+    os.kill(manager, signal.SIGSTOP)
+    # Each thread goes on until it hears of it.
+    threads = [f"{manager}/task/{thread}" for thread in os.listdir(f"/proc/{manager}/task")]
+    stopped = wait_until(lambda: all(harness.stat_fields(thread)[0] == b"T" for thread in threads), 5)
     started = time.monotonic()
     stuck = code(lambda: os.stat(tree.top / "cgroup/memory.max"))
     took = time.monotonic() - started
-    os.kill(tree.job.manager(), signal.SIGCONT)
-    yield check("controlfs-errors: a manager that does not answer", unless(stuck == errno.EIO and took < 15, f"{os.strerror(stuck)} after {took:.1f} s"),
+    os.kill(manager, signal.SIGCONT)
+    yield check("controlfs-errors: a manager that does not answer", unless(stopped, "it does not stop"), unless(stuck == errno.EIO and took < 15, f"{os.strerror(stuck)} after {took:.1f} s"),
                 unless(wait_until(lambda: code(lambda: tree.read("cgroup/memory.max")) == 0, 5), "and it stays so"))
     os.kill(tree.job.manager(), signal.SIGKILL)
     outcome = tree.job.wait(test.seconds)

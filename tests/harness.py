@@ -50,8 +50,8 @@ def processes() -> list[int]:
     return [int(name) for name in os.listdir("/proc") if name.isdigit()]
 
 
-def stat_fields(pid: int) -> list[bytes]:
-    """/proc/PID/stat from the state on: [state, ppid, pgrp, ...]; empty if the process is gone."""
+def stat_fields(pid: int | str) -> list[bytes]:
+    """/proc/PID/stat, or that of a thread PID/task/TID, from the state on: [state, ppid, pgrp, ...]; empty if it is gone."""
     return read(f"/proc/{pid}/stat").rpartition(b") ")[2].split()
 
 
