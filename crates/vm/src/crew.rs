@@ -11,15 +11,16 @@ use std::io;
 use std::sync::Arc;
 
 use parking_lot::{Condvar, Mutex};
-use uzswap_engine::{Home, Slot};
+use uzswap_engine::{Home, MAX_FOLIO_ORDER, Slot};
 
 use crate::fault::Load;
 use crate::pager::{Pager, read_pages, with_buffer};
 use crate::space::{Space, Worker};
 use crate::sys::thread;
 
-/// The most pages that one thread stores at once.
-const PART: usize = 32;
+/// The most pages that one thread loads or stores at once: a folio.
+pub(crate) const PART: usize = 32;
+const _: () = assert!(PART <= 1 << MAX_FOLIO_ORDER);
 
 /// What the crew has to do.
 #[derive(Default)]

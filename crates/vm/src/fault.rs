@@ -3,7 +3,7 @@
 //! 1. [`Pager::service`] takes the lock of the address space and reads all messages ([`Pager::drain`]). Changes of the layout
 //!    are applied in the order in which they happened; faults are put with those that wait.
 //! 2. Waiting faults are answered: zeros for a page that was never touched, a copy for a staged one. A stored page, and
-//!    what follows it on a sequential walk, is marked as loading. Those for whom there is no memory queue up; only the first of
+//!    what is to come with it (`swapin`), is marked as loading. Those for whom there is no memory queue up; only the first of
 //!    them is tried again, so that an answer costs the same however many wait.
 //! 3. Without the lock, loading pages are decompressed. Those that under it are still loading are filled, without it again: so
 //!    threads fill beside each other, but none while messages are read ([`Space::fills`]). A large load goes in parts, of which
@@ -19,6 +19,7 @@ use std::time::Instant;
 use uzswap_engine::{LoadError, MAX_FOLIO_ORDER, PAGE_SIZE, Page, Slot};
 
 use crate::PAGE;
+use crate::crew::PART;
 use crate::epoch::{self, Change, Event};
 use crate::evict::STORE_PAGES;
 use crate::pager::{Account, Pager, read_pages, with_buffer};
@@ -562,10 +563,6 @@ impl Drop for Load {
 
 /// How many faults one thread loads for before it looks again who else waits.
 const MOST_LOADS: usize = 16;
-
-/// The most pages that one thread loads at once: a folio.
-const PART: usize = 32;
-const _: () = assert!(PART <= 1 << MAX_FOLIO_ORDER);
 
 /// The most pages that are filled with zeros at once.
 const MOST_ZEROS: usize = 64;

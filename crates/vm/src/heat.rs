@@ -17,11 +17,8 @@
 
 use std::collections::BTreeMap;
 
-use crate::PAGE;
 use crate::range::Range;
-
-const CHUNK_PAGES: usize = 512;
-const CHUNK: u64 = CHUNK_PAGES as u64 * PAGE;
+use crate::table::{CHUNK, CHUNK_PAGES, index};
 
 /// The highest level.
 const HOT: u8 = 3;
@@ -128,13 +125,10 @@ impl Heat {
     }
 }
 
-fn index(page: u64) -> usize {
-    (page / PAGE) as usize % CHUNK_PAGES
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::PAGE;
 
     /// How often the hand passes a page over.
     fn passes(heat: &mut Heat, page: u64) -> usize {

@@ -7,11 +7,11 @@
 //!           never touched ──zeros──▶ resident
 //! ```
 //!
-//! **Order of events and fills.** Each address space has one lock. Messages are read and applied, and pages are filled,
-//! under it; only decompression happens outside. So whatever was read is known before anything is filled, and whatever
-//! was not read makes the kernel refuse the fill (EAGAIN).
+//! **Order of events and fills.** Each address space has one lock. Messages are read and applied under it, and it is decided there
+//! what is filled. Pages are decompressed outside, and filled there, but never while messages are read (`Space::fills`). So
+//! whatever was read is known before anything is filled, and whatever was not read makes the kernel refuse the fill (EAGAIN).
 //!
-//! **Lock order**: conversation of a space, state of a space, registry, engine. Nobody waits for a program while holding
+//! **Lock order**: conversation of a space, state of a space (its fills below it), registry, engine. Nobody waits for a program while holding
 //! one, but for the short wait of `drain`.
 
 use std::cell::RefCell;

@@ -28,8 +28,9 @@ pub enum PageState {
 pub const STATE_BITS: u32 = 30;
 const STATE_MASK: u32 = (1 << STATE_BITS) - 1;
 
-const CHUNK_PAGES: usize = 512;
-const CHUNK: u64 = CHUNK_PAGES as u64 * PAGE;
+/// What is known of pages is kept in chunks of so many: 2 MiB of address space.
+pub(crate) const CHUNK_PAGES: usize = 512;
+pub(crate) const CHUNK: u64 = CHUNK_PAGES as u64 * PAGE;
 
 #[derive(Clone)]
 struct Chunk {
@@ -107,7 +108,8 @@ impl PageTable {
     }
 }
 
-fn index(address: u64) -> usize {
+/// The place of a page in its chunk.
+pub(crate) fn index(address: u64) -> usize {
     (address / PAGE) as usize % CHUNK_PAGES
 }
 
