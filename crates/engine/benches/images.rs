@@ -26,6 +26,7 @@ use memory::{Image, images, median, time};
 use slots::{Random, shuffle, store};
 use std::fs;
 use std::hint::black_box;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Barrier, Mutex};
 use std::time::Duration;
 use uzswap_engine::{
@@ -219,52 +220,64 @@ fn against_the_codec(images: &[Image], rounds: usize) {
     println!("of it the page source, for a run taken and given back:{:>7.2}", median(source.collect(), runs));
 }
 
-/// Time that it takes all of the engines' threads, one each, to store and load `pages`: by the clock, and all threads' on
-/// the processor.
-fn together(engines: &[&Zswap], pages: &[Page]) -> (Duration, Duration) {
-    let start = Barrier::new(engines.len() + 1);
+/// How often in a second the engines' threads, one each, store and load `pages`, and what a thread spends on the processor each
+/// time. Each goes through the pages until all have been at it for `WINDOW`; what counts is the whole passes until then, so that
+/// no thread is ever counted while another has ended.
+fn together(engines: &[&Zswap], pages: &[Page]) -> (f64, Duration) {
+    const WINDOW: Duration = Duration::from_millis(400);
+    let (start, stop) = (Barrier::new(engines.len() + 1), AtomicBool::new(false));
     let work = |zswap: &Zswap| {
-        // The codec's contexts are the thread's.
-        load_and_invalidate(zswap, &store(zswap, &pages[..64]));
+        // The codec's contexts are the thread's, and each is on a processor of its own before the clock starts.
+        load_and_invalidate(zswap, &store(zswap, pages));
         start.wait();
-        spent(|| load_and_invalidate(zswap, &store(zswap, pages))).0
+        let (mut passes, mut clock, mut processor) = (0, Duration::ZERO, Duration::ZERO);
+        loop {
+            let (on_processor, (elapsed, ())) = spent(|| time(|| load_and_invalidate(zswap, &store(zswap, pages))));
+            if stop.load(Ordering::Relaxed) {
+                return (f64::from(passes) / clock.as_secs_f64(), processor / passes);
+            }
+            (passes, clock, processor) = (passes + 1, clock + elapsed, processor + on_processor);
+        }
     };
     std::thread::scope(|scope| {
         let threads: Vec<_> = engines.iter().map(|zswap| scope.spawn(|| work(zswap))).collect();
         start.wait();
-        time(|| threads.into_iter().map(|thread| thread.join().expect("nobody panics")).sum())
+        std::thread::sleep(WINDOW);
+        stop.store(true, Ordering::Relaxed);
+        let each = threads.into_iter().map(|thread| thread.join().expect("nobody panics"));
+        let (passes, spent): (Vec<f64>, Vec<Duration>) = each.unzip();
+        (passes.iter().sum(), spent.iter().sum::<Duration>() / engines.len() as u32)
     })
 }
 
 /// On one engine, and on one each: that is what the machine can do; and on one that counts under a lock who is in a pool. The
-/// last column is what the processors had to do for a
-/// page of one thread, divided by what they had to do for one of two that share an engine: it counts no waiting, but does not
-/// depend on who else is on the machine.
+/// last column is what the processors had to do for a page of one thread, divided by what they had to do for one of two that
+/// share an engine: it counts no waiting, but does not depend on who else is on the machine.
 fn two_threads(images: &[Image], rounds: usize) {
     println!("\nthroughput of two threads, one thread's being 1   together     apart    locked   processor");
-    let pages = &images[1].pages;
+    // A pass is a quarter of the pages: many fit into the time.
+    let pages = &images[1].pages[..images[1].pages.len() / 4];
     for compressor in CODECS {
         let (zswap, other) = (zswap(compressor), zswap(compressor));
         let config = Config { compressor, policy: Policy::LockedPoolReference, ..Config::default() };
         let locked = Zswap::new(config, None, Warm);
-        let mut times: [Vec<Duration>; 4] = Default::default();
-        let mut processor: [Vec<Duration>; 2] = Default::default();
+        let mut ratios: [Vec<f64>; 4] = Default::default();
         for _ in 0..rounds {
-            for (which, engines) in
-                [&[&zswap][..], &[&zswap, &zswap], &[&zswap, &other], &[&locked, &locked]].into_iter().enumerate()
-            {
-                let (clock, spent) = together(engines, pages);
-                times[which].push(clock);
-                if let Some(processor) = processor.get_mut(which) {
-                    processor.push(spent);
-                }
+            // Next to each other in time, so that both had the same machine.
+            let (one, alone) = together(&[&zswap], pages);
+            let (two, shared) = together(&[&zswap, &zswap], pages);
+            let (apart, _) = together(&[&zswap, &other], pages);
+            let (held, _) = together(&[&locked, &locked], pages);
+            let spent = alone.as_secs_f64() / shared.as_secs_f64();
+            for (ratios, ratio) in ratios.iter_mut().zip([two / one, apart / one, held / one, spent]) {
+                ratios.push(ratio);
             }
         }
-        let [one, two, apart, held] = times.map(|times| median(times, 1));
-        let [alone, shared] = processor.map(|times| median(times, 1));
-        let name = compressor.name();
-        let times = [two, apart, held].map(|time| format!("{:>10.2}", 2.0 * one / time)).concat();
-        println!("{name:<48}{times}{:>12.2}", 2.0 * alone / shared);
+        let ratios = ratios.map(|mut ratios| {
+            ratios.sort_unstable_by(f64::total_cmp);
+            format!("{:>10.2}", ratios[ratios.len() / 2])
+        });
+        println!("{:<48}{}", compressor.name(), ratios.concat());
     }
 }
 
