@@ -294,22 +294,38 @@ fn many_entries(heap: &Image, many: usize, rounds: usize) {
     println!("{:<26}{:>10}{:>12}{:>8}", "", format!("{FEW}"), format!("{many}"), "ratio");
     let ours = |number: usize| heap.pages[number % heap.pages.len()];
     for (name, page_of) in [(heap.name, &ours as &dyn Fn(usize) -> Page), ("8 bytes and zeros", &small)] {
-        let costs = [FEW, many].map(|entries| exchange(entries, page_of, rounds));
-        println!("lz4     {name:<18}{:>10.2}{:>12.2}{:>8.2}", costs[0].0, costs[1].0, costs[1].0 / costs[0].0);
-        println!("{:<26}{:>10.1}{:>12.1}", "  bytes of metadata each", costs[0].1, costs[1].1);
+        let mut sides = [FEW, many].map(|entries| Exchange::new(entries, page_of));
+        // In turn, so that both had the same machine.
+        let times: Vec<[Duration; 2]> = (0..rounds).map(|_| sides.each_mut().map(Exchange::round)).collect();
+        let [few, lots] = [0, 1].map(|side| median(times.iter().map(|times| times[side]).collect(), Exchange::DRAWN));
+        println!("lz4     {name:<18}{few:>10.2}{lots:>12.2}{:>8.2}", lots / few);
+        let [few, lots] = sides.map(|side| side.zswap.metadata_bytes() as f64 / side.slots.len() as f64);
+        println!("{:<26}{few:>10.1}{lots:>12.1}", "  bytes of metadata each");
     }
 }
 
-/// What it costs to load one of so many entries and to store it again, and the metadata of each.
-fn exchange(entries: usize, page_of: &dyn Fn(usize) -> Page, rounds: usize) -> (f64, f64) {
+/// An engine whose entries are loaded and stored again, one of them after the other.
+struct Exchange {
+    zswap: Zswap,
+    slots: Vec<Slot>,
+    random: Random,
+}
+
+impl Exchange {
+    /// How many entries a round draws.
     const DRAWN: usize = 10_000;
-    let zswap = zswap(Compressor::Lz4);
-    let mut slots: Vec<Slot> =
-        (0..entries).map(|number| zswap.swap_out(&page_of(number), Home::ROOT).expect("room")).collect();
-    let (mut random, mut page) = (Random(1), [0; PAGE_SIZE]);
-    let times = (0..rounds).map(|_| {
+
+    fn new(entries: usize, page_of: &dyn Fn(usize) -> Page) -> Exchange {
+        let zswap = zswap(Compressor::Lz4);
+        let slots = (0..entries).map(|number| zswap.swap_out(&page_of(number), Home::ROOT).expect("room")).collect();
+        Exchange { zswap, slots, random: Random(1) }
+    }
+
+    fn round(&mut self) -> Duration {
+        let Exchange { zswap, slots, random } = self;
         // A program's page table is not the engine's: who loads has the slot at hand. Each is drawn once.
-        let mut drawn: Vec<Slot> = (0..DRAWN).map(|_| slots.swap_remove(random.below(slots.len()))).collect();
+        let mut drawn: Vec<Slot> = (0..Self::DRAWN).map(|_| slots.swap_remove(random.below(slots.len()))).collect();
+        let mut page = [0; PAGE_SIZE];
         let (time, ()) = spent(|| {
             for slot in &mut drawn {
                 zswap.load(*slot, &mut page).expect("as stored");
@@ -319,8 +335,7 @@ fn exchange(entries: usize, page_of: &dyn Fn(usize) -> Page, rounds: usize) -> (
         });
         slots.extend(drawn);
         time
-    });
-    (median(times.collect(), DRAWN), zswap.metadata_bytes() as f64 / entries as f64)
+    }
 }
 
 /// Of 256 MiB of pages: in a small pool the size classes' last zspages, half empty, would weigh more than the rest.
