@@ -118,8 +118,20 @@ pub struct Bell {
 impl Bell {
     /// Wakes the thread that listens, or will: once, however often this is called before it is awake.
     pub fn ring(&self) {
+        self.mark();
+        self.wake();
+    }
+
+    /// As [`Bell::ring`], but for [`Bell::wake`], which is to follow.
+    fn mark(&self) {
         self.rung.store(true, Release);
-        if let Some(listener) = self.listener.get() {
+    }
+
+    /// Wakes the thread that listens, if the bell was rung.
+    fn wake(&self) {
+        if self.rung.load(Acquire)
+            && let Some(listener) = self.listener.get()
+        {
             listener.unpark();
         }
     }
@@ -143,6 +155,10 @@ impl Account for Charge {
         }
         refused.count(|events| &events.max);
         false
+    }
+
+    fn admitted(&self) {
+        self.bell.wake();
     }
 
     fn most_ahead(&self) -> usize {
@@ -317,7 +333,7 @@ impl Charge {
     fn take(&self, bytes: i64) -> bool {
         let left = self.left.fetch_sub(bytes, Relaxed) - bytes;
         if left < (self.max() - self.soft()) as i64 && !self.is_exhausted() {
-            self.bell.ring();
+            self.bell.mark();
         }
         let enough = left >= self.reserve.load(Relaxed) as i64;
         if !enough {

@@ -52,6 +52,8 @@ impl Pager {
                 self.answer_some(space, &mut state, &mut pass);
                 news
             };
+            space.account().admitted();
+            pass.filled.iter().for_each(|range| space.uffd.wake(*range));
             if pass.loads.len() > 1 {
                 self.rearm(space);
             }
@@ -125,7 +127,7 @@ impl Pager {
             for message in messages.drain(..) {
                 match message {
                     Message::Fault { address, write, tid } => {
-                        state.waiting.push(Fault { page: address, write, tid, since: Instant::now(), stalls: false });
+                        state.hear_of(Fault { page: address, write, tid, since: Instant::now(), stalls: false });
                     }
                     Message::Change(change) => {
                         if let Change::Remove(range) = change {
@@ -249,7 +251,7 @@ impl Pager {
     }
 
     /// Answers one fault.
-    fn answer(&self, space: &Space, state: &mut State, pass: &Pass, fault: &mut Fault) -> Answer {
+    fn answer(&self, space: &Space, state: &mut State, pass: &mut Pass, fault: &mut Fault) -> Answer {
         let page = fault.page;
         if state.worker.is_none() && state.beacon == Some(page) {
             self.beacon_seen(fault.tid, space);
@@ -322,7 +324,7 @@ impl Pager {
     }
 
     /// A page that was never touched, or was discarded by the program: zeros.
-    fn answer_untouched(&self, space: &Space, state: &mut State, pass: &Pass, fault: Fault) -> Answer {
+    fn answer_untouched(&self, space: &Space, state: &mut State, pass: &mut Pass, fault: Fault) -> Answer {
         static ZEROS: [u8; MOST_ZEROS * PAGE_SIZE] = [0; MOST_ZEROS * PAGE_SIZE];
         let page = fault.page;
         let (filled, error) = if fault.write {
@@ -334,11 +336,11 @@ impl Pager {
             while pages < window && may_fill_ahead(space, state, page + pages as u64 * PAGE) {
                 pages += 1;
             }
-            let (filled, error) = space.uffd.copy(page, &ZEROS[..pages * PAGE_SIZE]);
+            let (filled, error) = space.uffd.copy_quietly(page, &ZEROS[..pages * PAGE_SIZE]);
             state.readahead.brought(page, window, page + filled.max(PAGE));
             (filled, error)
         } else {
-            match space.uffd.zero(page) {
+            match space.uffd.zero_quietly(page) {
                 Ok(()) => (PAGE, None),
                 Err(error) => (0, Some(error)),
             }
@@ -346,12 +348,15 @@ impl Pager {
         space.account().counters().zero_filled.fetch_add(filled / PAGE, Relaxed);
         match error {
             Some(error) if filled == 0 => Answer::from(space.after_failed_fill(state, page, error)),
-            _ => Answer::Done,
+            _ => {
+                pass.filled.push(Range::sized(page, filled));
+                Answer::Done
+            }
         }
     }
 
     /// Gives a staged page back: it is copied, and its copy in the staging area is discarded in its turn.
-    fn rescue(&self, space: &Space, state: &mut State, pass: &Pass, page: u64, sequence: u32) -> Answer {
+    fn rescue(&self, space: &Space, state: &mut State, pass: &mut Pass, page: u64, sequence: u32) -> Answer {
         // Until that has been discarded the page is there twice.
         if !pass.admits(space, 1) {
             return Answer::NoRoom;
@@ -364,8 +369,9 @@ impl Pager {
             let _ = space.uffd.poison(page);
             return Answer::Done;
         }
-        match space.uffd.copy(page, &data).1 {
+        match space.uffd.copy_quietly(page, &data).1 {
             None => {
+                pass.filled.push(Range::page(page));
                 space.account().counters().rescued.fetch_add(1, Relaxed);
                 state.heat.wanted(page, true);
             }
@@ -428,8 +434,7 @@ impl Pager {
             let filling = space.fills.read();
             drop(state);
             let data = buffer[..fit].as_flattened();
-            let (bytes, error) =
-                if folio.is_some() { space.uffd.copy_quietly(first, data) } else { space.uffd.copy(first, data) };
+            let (bytes, error) = space.uffd.copy_quietly(first, data);
             drop(filling);
             state = space.lock();
             filled = (bytes / PAGE) as usize;
@@ -440,8 +445,6 @@ impl Pager {
                     filled = 1;
                 }
             }
-        } else {
-            space.uffd.wake(Range::page(first));
         }
         let mut stored_again = [false; PART];
         for (i, &(page, slot)) in pages.iter().enumerate() {
@@ -450,15 +453,12 @@ impl Pager {
                 state.table.set(page, if i < filled { PageState::Resident } else { PageState::Stored(slot) });
             }
         }
-        // A thread may have come for a page that was loading and is stored again.
-        for &(page, _) in pages.iter().skip(filled.max(1)).filter(|_| folio.is_none()) {
-            space.uffd.wake(Range::page(page));
-        }
         if filled > 0 {
             space.account().counters().readahead.fetch_add((filled - usize::from(fault.is_some())) as u64, Relaxed);
         }
+        let unsettled = matches!(answer, Answer::Unsettled);
         if let Some(fault) = fault {
-            if let Answer::Unsettled = answer {
+            if unsettled {
                 state.waiting.push(fault);
             } else {
                 if filled > 0 {
@@ -471,8 +471,16 @@ impl Pager {
         drop(state);
         let spent = pages.iter().zip(stored_again).filter(|(_, stored_again)| !stored_again);
         self.engine.invalidate_all(&spent.map(|(&(_, slot), _)| slot).collect::<Vec<_>>());
-        if let Some(folio) = folio {
-            folio.part_done(&space.uffd);
+        // Also whoever has come for a page that was loading and is stored again. Those who are woken may run in our place, at
+        // once: so nothing is left to do, and no lock held, that another could wait for.
+        match folio {
+            Some(folio) => folio.part_done(&space.uffd),
+            None => {
+                let skipped = u64::from(unsettled);
+                if let rest @ 1.. = pages.len() as u64 - skipped {
+                    space.uffd.wake(Range::sized(first + skipped * PAGE, rest * PAGE));
+                }
+            }
         }
     }
 }
@@ -573,6 +581,8 @@ struct Pass {
     loads: Vec<Load>,
     /// What goes with them.
     ahead: Vec<Load>,
+    /// Filled without waking who waits for it: that comes when the lock is free, for he may run in our place at once.
+    filled: Vec<Range>,
     /// One had to be left because the layout is changing.
     unsettled: bool,
     /// There was no memory for one: there is none for those who came later.

@@ -40,6 +40,8 @@ use crate::{PAGE, layout};
 pub trait Account: Send + Sync {
     /// Asks for memory for `pages` pages to become resident; `false` makes the fault wait until reclaim has made room.
     fn admit(&self, pages: u64) -> bool;
+    /// Has reclaim hear of what has been admitted, if it should. Called with no lock held.
+    fn admitted(&self);
     /// The most pages that it does to bring for one fault: a small part of what may be resident. At least 1.
     fn most_ahead(&self) -> usize;
     /// The pages that may be brought besides for one fault without others having to go for them: a small part of what is free.

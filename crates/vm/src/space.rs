@@ -370,6 +370,18 @@ impl State {
         child
     }
 
+    /// A thread has come for a page.
+    ///
+    /// One that faults in the kernel while a signal is pending, or ptrace wants it to stop, does not sleep: it comes again and
+    /// again for the same page, thousands of times while it waits for memory. That is one fault.
+    pub fn hear_of(&mut self, fault: Fault) {
+        let known = |other: &&mut Fault| (other.page, other.tid) == (fault.page, fault.tid);
+        match self.starved.iter_mut().chain(&mut self.waiting).find(known) {
+            Some(other) => other.write |= fault.write,
+            None => self.waiting.push(fault),
+        }
+    }
+
     /// Drops everything: the address space is gone.
     pub fn release(&mut self, engine: &Zswap) {
         self.gone = true;

@@ -307,6 +307,8 @@ impl Account for Told {
         true
     }
 
+    fn admitted(&self) {}
+
     fn most_ahead(&self) -> usize {
         1
     }
@@ -361,4 +363,20 @@ fn a_stall_is_ended_with_whom_it_was_begun_with() {
     assert_eq!(told(), [(1, 1), (1, 1)]);
     space.go_on(state, &a);
     assert_eq!(told(), [(1, 1), (1, 1)], "it is gone");
+}
+
+#[test]
+fn who_comes_again_for_the_same_page_waits_once() {
+    let fault = |page, tid, write| Fault { page, write, tid, since: Instant::now(), stalls: false };
+    let mut state = State::default();
+    let starved = fault(0x1000, 7, false);
+    state.starved.push_back(starved);
+    for (page, tid, write) in
+        [(0x1000, 7, true), (0x1000, 7, false), (0x1000, 8, false), (0x2000, 7, false), (0x2000, 7, true)]
+    {
+        state.hear_of(fault(page, tid, write));
+    }
+    assert_eq!((state.starved.len(), state.starved[0].write, state.starved[0].since), (1, true, starved.since));
+    let waiting: Vec<_> = state.waiting.iter().map(|fault| (fault.page, fault.tid, fault.write)).collect();
+    assert_eq!(waiting, [(0x1000, 8, false), (0x2000, 7, true)]);
 }

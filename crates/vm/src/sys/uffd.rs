@@ -22,6 +22,9 @@ const UFFDIO_COPY: libc::c_ulong = 0xc028_aa03;
 const UFFDIO_ZEROPAGE: libc::c_ulong = 0xc020_aa04;
 const UFFDIO_POISON: libc::c_ulong = 0xc020_aa08;
 
+/// The mode of a fill that wakes nobody.
+const DONTWAKE: u64 = 1;
+
 /// Announcing forks.
 pub const EVENT_FORK: u64 = 1 << 1;
 
@@ -143,7 +146,6 @@ impl Uffd {
 
     /// As [`copy`](Self::copy), but wakes nobody.
     pub fn copy_quietly(&self, to: u64, data: &[u8]) -> (u64, Option<FillError>) {
-        const DONTWAKE: u64 = 1;
         self.copy_in_mode(to, data, DONTWAKE)
     }
 
@@ -167,9 +169,9 @@ impl Uffd {
         }
     }
 
-    /// Fills one page with zeros, at no cost in memory until it is written.
-    pub fn zero(&self, page: u64) -> Result<(), FillError> {
-        let mut request = [page, PAGE, 0, 0];
+    /// Fills one page with zeros, at no cost in memory until it is written; wakes nobody.
+    pub fn zero_quietly(&self, page: u64) -> Result<(), FillError> {
+        let mut request = [page, PAGE, DONTWAKE, 0];
         let result = self.ioctl(UFFDIO_ZEROPAGE, &mut request);
         step(result, request[3] as i64).map(drop)
     }
@@ -215,15 +217,16 @@ impl Uffd {
 
     /// Waits for a moment, awake, until there is something to read; tells whether there is.
     ///
-    /// A program whose faults come in quick succession is back sooner than this thread could fall asleep and be woken.
+    /// A program whose faults come in quick succession is back sooner than this thread could fall asleep and be woken. Whoever
+    /// else is to run on this processor does, though: that may be the one who was just woken, and is to come back.
     pub fn spin(&self) -> bool {
-        const MOMENT: Duration = Duration::from_micros(40);
+        const MOMENT: Duration = Duration::from_micros(20);
         let start = Instant::now();
         while start.elapsed() < MOMENT {
             if self.is_readable() {
                 return true;
             }
-            std::hint::spin_loop();
+            std::thread::yield_now();
         }
         false
     }
