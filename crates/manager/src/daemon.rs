@@ -16,7 +16,7 @@ use uzswap_vm::sys::link::Listener;
 use uzswap_vm::sys::process::PidFd;
 
 use crate::door::Door;
-use crate::executioner::{self, Manner};
+use crate::executioner;
 use crate::manager::{Serves, Setup, become_manager};
 use crate::{JobConfig, RunError, agent_file, create_swap, front, random};
 
@@ -91,7 +91,7 @@ pub fn run_daemon(
                 front::remove_agent(&agent);
                 return Err(RunError::setup("the manager could not start".into()));
             }
-            let killed = executioner::kill_jobs_of(Manner::StopFirst, name, &[front_pid]);
+            let killed = executioner::kill_jobs_of(name, &[front_pid]);
             front::remove_agent(&agent);
             door.remove_name();
             eprintln!("uzswap: error: the manager died (status {status}); killed all jobs ({killed} processes)");

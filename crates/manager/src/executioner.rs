@@ -20,7 +20,8 @@ const PATIENCE: Duration = Duration::from_secs(10);
 pub enum Manner {
     /// Stop all first, so that none sees another die and does something about it.
     StopFirst,
-    /// One after the other: where the front lives and would take a stop for one of the program's own.
+    /// One after the other: where the front lives and is not the caller. It would take a stop for one of the program's own
+    /// and stop, too, with nobody left who lets it go on.
     AtOnce,
 }
 
@@ -31,9 +32,9 @@ pub fn kill_job(manner: Manner, job: Job, front: Option<i32>, known: &[i32], spa
     kill_with(manner, str::from_utf8(&job.to_text()).expect("hexadecimal digits"), front, known, spared)
 }
 
-/// The same with every job of the manager of that name.
-pub fn kill_jobs_of(manner: Manner, name: u64, spared: &[i32]) -> usize {
-    kill_with(manner, &format!("{name:016x}"), None, &[], spared)
+/// The same with every job of the daemon of that name, at once: their fronts live.
+pub fn kill_jobs_of(name: u64, spared: &[i32]) -> usize {
+    kill_with(Manner::AtOnce, &format!("{name:016x}"), None, &[], spared)
 }
 
 fn kill_with(manner: Manner, secret: &str, front: Option<i32>, known: &[i32], spared: &[i32]) -> usize {

@@ -531,8 +531,10 @@ impl Manager {
         front::remove_agent(&self.agent);
         self.door.iter().for_each(|door| door.remove_name());
         let own = std::process::id() as i32;
+        // A daemon's jobs have fronts of their own.
+        let manner = if self.joining.is_some() { Manner::AtOnce } else { Manner::StopFirst };
         for tenant in self.jobs.all() {
-            executioner::kill_job(Manner::StopFirst, tenant.job, None, &self.sessions.pids_of(tenant.job), &[own]);
+            executioner::kill_job(manner, tenant.job, None, &self.sessions.pids_of(tenant.job), &[own]);
         }
         match self.joining {
             None => eprintln!("uzswap: error: `uzswap run` was killed; killed its job"),
