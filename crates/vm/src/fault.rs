@@ -266,7 +266,10 @@ impl Pager {
                 self.rescue(space, state, pass, page, sequence)
             }
             // The thread that loads it wakes everybody.
-            PageState::Loading(_) => Answer::Done,
+            PageState::Loading(_) => {
+                self.go_ahead(space, state, pass, page);
+                Answer::Done
+            }
             PageState::Stored(_) => {
                 space.stall(state, fault);
                 let (window, mut pages) = self.wanted(space, state, page);
@@ -277,20 +280,35 @@ impl Pager {
                     pages.truncate(pages.len().div_ceil(8));
                 }
                 state.readahead.brought(page, window, page + neighbours(&pages) as u64 * PAGE);
-                for &(page, slot) in &pages {
-                    state.table.set(page, PageState::Loading(slot));
-                }
+                state.begin_loading(&pages);
                 Answer::Load(pages)
             }
         }
     }
 
+    /// Somebody has come for `page`, which is loading: has the folio after it loaded, too, if he will want it.
+    fn go_ahead(&self, space: &Space, state: &mut State, pass: &mut Pass, page: u64) {
+        let (folios, account) = (self.folios(), space.account());
+        if folios.rule() != Swapin::Adaptive || account.spare() == 0 {
+            return;
+        }
+        let most = account.most_ahead();
+        let Some((start, window)) = state.readahead.ahead(page, |folio| folios.largest(folio.min(most))) else {
+            return;
+        };
+        let pages = (0..window as u64).map(|i| start + i * PAGE);
+        let mut pages: Vec<_> = pages.map_while(|page| state.table.stored(page)).collect();
+        if !pass.admits(space, pages.len() as u64) {
+            pages.clear();
+        }
+        state.readahead.brought(start, window, start + pages.len() as u64 * PAGE);
+        state.begin_loading(&pages);
+        pass.load_ahead(space, &pages);
+    }
+
     /// What to bring for a fault at a stored page, that page first; and the window of its walk.
     fn wanted(&self, space: &Space, state: &mut State, page: u64) -> (usize, Vec<(u64, Slot)>) {
-        let stored = |page| match state.table.get(page) {
-            PageState::Stored(slot) => Some((page, slot)),
-            _ => None,
-        };
+        let stored = |page| state.table.stored(page);
         let pages = |start: u64, count: usize| (0..count as u64).map(move |i| start + i * PAGE);
         let folios = self.folios();
         match folios.rule() {
@@ -598,7 +616,12 @@ impl Pass {
     fn load(&mut self, space: &Space, fault: Fault, pages: &[(u64, Slot)]) {
         let (own, rest) = pages.split_at(part(pages));
         self.loads.push(Load::new(Some(fault), own.to_vec(), space.account()));
-        for mut pages in rest.chunks(1 << MAX_FOLIO_ORDER) {
+        self.load_ahead(space, rest);
+    }
+
+    /// Takes note of pages to be loaded that nobody waits for yet.
+    fn load_ahead(&mut self, space: &Space, pages: &[(u64, Slot)]) {
+        for mut pages in pages.chunks(1 << MAX_FOLIO_ORDER) {
             let mut parts = Vec::new();
             while !pages.is_empty() {
                 let (part, after) = pages.split_at(part(pages));

@@ -17,7 +17,7 @@ use std::sync::{Arc, LazyLock};
 use std::time::{Duration, Instant};
 
 use parking_lot::{Mutex, MutexGuard, RwLock};
-use uzswap_engine::Zswap;
+use uzswap_engine::{Slot, Zswap};
 use uzswap_proto::{Hello, STAGING_PAGES, kind};
 
 use crate::PAGE;
@@ -258,6 +258,13 @@ impl State {
             PageState::Resident | PageState::Loading(_) => {}
             PageState::Staged(sequence) => self.staging.clear(sequence),
             PageState::Stored(slot) => engine.invalidate(slot),
+        }
+    }
+
+    /// Stored pages are about to be loaded.
+    pub fn begin_loading(&mut self, pages: &[(u64, Slot)]) {
+        for &(page, slot) in pages {
+            self.table.set(page, PageState::Loading(slot));
         }
     }
 

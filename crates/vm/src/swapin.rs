@@ -179,6 +179,21 @@ impl Readahead {
         pages
     }
 
+    /// Somebody has come for `page`, which is on its way. If it is in the last folio of a long walk, he will come for the next
+    /// one soon: where that begins, and how many pages to bring of it, as many as `most` leaves of a folio.
+    pub fn ahead(&mut self, page: u64, most: impl FnOnce(usize) -> usize) -> Option<(u64, usize)> {
+        const FOLIO: usize = 1 << MAX_FOLIO_ORDER;
+        let left = |walk: &Walk| walk.next.wrapping_sub(page);
+        let is_near =
+            |walk: &&mut Walk| walk.window == MAX_WINDOW && (PAGE..=FOLIO as u64 * PAGE).contains(&left(walk));
+        let walk = self.walks.iter_mut().find(is_near)?;
+        let (start, pages) = (walk.next, most(FOLIO));
+        walk.time = self.time;
+        walk.gone += pages;
+        walk.next = start + pages as u64 * PAGE;
+        Some((start, pages))
+    }
+
     /// The fault brought other than so many pages: the walk will go on at `next`.
     pub fn brought(&mut self, page: u64, pages: usize, next: u64) {
         let expected = page + pages as u64 * PAGE;
@@ -271,6 +286,24 @@ mod tests {
             (readahead.window(0x7000, false, |window| window.min(2)), readahead.window(0x9000, false, whole)),
             (2, 16)
         );
+    }
+
+    #[test]
+    fn a_long_walk_is_followed_ahead_of_its_faults() {
+        let (mut readahead, mut page, whole) = (Readahead::default(), 1 << 30, |window| window);
+        for _ in 0..10 {
+            assert_eq!(readahead.ahead(page, whole), None, "too short");
+            page += readahead.window(page, false, whole) as u64 * PAGE;
+        }
+        page += readahead.window(page, false, whole) as u64 * PAGE;
+        let folio = 512 * PAGE;
+        assert_eq!(readahead.ahead(page - folio - PAGE, whole), None, "the folio before");
+        assert_eq!(readahead.ahead(page, whole), None, "behind the walk");
+        assert_eq!(readahead.ahead(page - folio, whole), Some((page, 512)));
+        assert_eq!(readahead.ahead(page - PAGE, whole), None, "that has been brought");
+        assert_eq!(readahead.ahead(page + PAGE, |folio| folio / 2), Some((page + folio, 256)));
+        readahead.brought(page + folio, 256, page + folio);
+        assert_eq!(readahead.window(page + folio, false, whole), MAX_WINDOW);
     }
 
     #[test]

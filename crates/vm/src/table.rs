@@ -51,6 +51,14 @@ impl PageTable {
         self.chunks.get(&(address / CHUNK)).map_or(PageState::Resident, |chunk| unpack(chunk.words[index(address)]))
     }
 
+    /// The page at `address` and its slot, if it is stored.
+    pub fn stored(&self, address: u64) -> Option<(u64, Slot)> {
+        match self.get(address) {
+            PageState::Stored(slot) => Some((address, slot)),
+            _ => None,
+        }
+    }
+
     /// Records where the page at `address` is; gives where it was.
     pub fn set(&mut self, address: u64, state: PageState) -> PageState {
         let (number, word) = (address / CHUNK, pack(state));

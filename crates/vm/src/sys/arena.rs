@@ -3,7 +3,8 @@
 //! One reserved range of addresses, cut into places as they are asked for. A run gets a place that it can grow in, and uses
 //! its beginning. A place is as long as the next power of two, so that one that is left fits others; not longer, because
 //! memory that lies close together takes fewer page tables, and is found faster through them. The last few free pages keep
-//! their memory, because under churn they are wanted again at once.
+//! their memory, because under churn they are wanted again at once. The memory of others is given back together, for many at
+//! once: each time interrupts the processors that run other threads of this process.
 //!
 //! # Safety
 //! A place belongs to at most one run at a time (it leaves the free list when a run takes it and returns when the run is
@@ -29,6 +30,12 @@ const MAX_RANGE: usize = 1 << (45 - PAGE_SIZE.ilog2());
 /// Free pages that keep their memory, at most.
 const WARM: usize = 128;
 
+/// Pages whose memory is given back together.
+const TOGETHER: usize = 128;
+
+/// Stretches that they may be in.
+const STRETCHES: usize = 64;
+
 /// The pool's memory.
 #[derive(Debug)]
 pub struct Arena(Arc<Range>);
@@ -48,6 +55,15 @@ struct Free {
     spare: usize,
     /// Pages of the range from here on were never used.
     fresh: usize,
+    leaving: Leaving,
+}
+
+/// Free pages whose memory is about to be given back. None of them is in a run: who wants one back says so.
+#[derive(Debug, Default)]
+struct Leaving {
+    /// For a place the pages from the first to before the second.
+    stretches: Vec<(usize, u8, u8)>,
+    pages: usize,
 }
 
 /// Places of one size that are in no run, each named by its first page.
@@ -97,6 +113,9 @@ impl PageSource for Arena {
         let mut free = self.0.free.lock();
         let (place, warm) = free.place(size, self.0.pages)?;
         free.spare -= usize::from(warm.min(1));
+        if warm == 0 {
+            free.leaving.stay(place, 1);
+        }
         drop(free);
         Some(Run { range: self.0.clone(), place, size, pages: 1, warm: warm.max(1) })
     }
@@ -116,6 +135,68 @@ impl Free {
     }
 }
 
+impl Leaving {
+    /// The memory of pages of a place is to go, up to where some of it already is to.
+    fn add(&mut self, place: usize, start: u8, end: u8) {
+        match self.stretches.iter_mut().rfind(|stretch| stretch.0 == place) {
+            Some(stretch) => stretch.1 = start,
+            None => self.stretches.push((place, start, end)),
+        }
+        self.pages += usize::from(end - start);
+    }
+
+    /// That of its first `pages` is to stay, where it has not gone.
+    fn stay(&mut self, place: usize, pages: u8) {
+        let Some(found) = self.stretches.iter().rposition(|stretch| stretch.0 == place) else { return };
+        let (_, start, end) = &mut self.stretches[found];
+        let first = pages.clamp(*start, *end);
+        self.pages -= usize::from(first - *start);
+        *start = first;
+        if first == *end {
+            self.stretches.swap_remove(found);
+        }
+    }
+
+    /// Whether it is time to go.
+    fn is_due(&self) -> bool {
+        self.pages >= TOGETHER || self.stretches.len() >= STRETCHES
+    }
+}
+
+impl Range {
+    /// Gives back the memory of what is leaving.
+    fn give_back(&self, leaving: &mut Leaving) {
+        // As MADV_DONTNEED, for memory that may be locked.
+        const MADV_DONTNEED_LOCKED: libc::c_int = 24;
+        // This process, since Linux 6.14. An older kernel refuses it, and others may; nothing is lost.
+        const PIDFD_SELF_THREAD_GROUP: libc::c_int = -10001;
+        let parts = leaving.stretches.iter().map(|&(place, start, end)| libc::iovec {
+            iov_base: self.start.as_ptr().wrapping_add((place + usize::from(start)) * PAGE_SIZE).cast(),
+            iov_len: usize::from(end - start) * PAGE_SIZE,
+        });
+        let parts: Vec<libc::iovec> = parts.collect();
+        // SAFETY: these pages are of the mapping and in no run: nobody reads what was in them any more. They read as zeros
+        // afterwards.
+        let done = unsafe {
+            libc::syscall(
+                libc::SYS_process_madvise,
+                PIDFD_SELF_THREAD_GROUP,
+                parts.as_ptr(),
+                parts.len(),
+                MADV_DONTNEED_LOCKED,
+                0,
+            )
+        };
+        if done != (leaving.pages * PAGE_SIZE) as libc::c_long {
+            for part in parts {
+                // SAFETY: as above.
+                unsafe { libc::madvise(part.iov_base, part.iov_len, MADV_DONTNEED_LOCKED) };
+            }
+        }
+        *leaving = Leaving::default();
+    }
+}
+
 /// A run of pages of an [`Arena`].
 #[derive(Debug)]
 pub struct Run {
@@ -125,7 +206,7 @@ pub struct Run {
     /// The logarithm of the pages of its place.
     size: u8,
     pages: u8,
-    /// Pages of the place that may have memory: those of the run, and perhaps some behind its end.
+    /// Pages of the place that have memory and keep it, as far as is known: those of the run, and perhaps some behind its end.
     warm: u8,
 }
 
@@ -144,18 +225,19 @@ impl Run {
     }
 
     /// Moves the end of the run. What is behind it afterwards keeps its memory if not too much does already; returns how
-    /// many pages of the place have memory.
+    /// many pages of the place do.
     fn set_pages(&mut self, pages: u8) -> u8 {
         let mut free = self.range.free.lock();
         free.spare -= usize::from(self.warm - self.pages);
-        self.warm = self.warm.max(pages);
+        if pages > self.warm {
+            free.leaving.stay(self.place, pages);
+            self.warm = pages;
+        }
         if pages < self.pages && free.spare + usize::from(self.warm - pages) > WARM {
-            // As MADV_DONTNEED, for memory that may be locked.
-            const MADV_DONTNEED_LOCKED: libc::c_int = 24;
-            let (start, bytes) = (pages as usize * PAGE_SIZE, (self.warm - pages) as usize * PAGE_SIZE);
-            // SAFETY: the place is still this run's, and these pages are behind its end from now on: nobody reads what was in
-            // them any more. They read as zeros afterwards.
-            unsafe { libc::madvise(self.start().add(start).cast(), bytes, MADV_DONTNEED_LOCKED) };
+            free.leaving.add(self.place, pages, self.warm);
+            if free.leaving.is_due() {
+                self.range.give_back(&mut free.leaving);
+            }
             self.warm = pages;
         }
         free.spare += usize::from(self.warm - pages);
@@ -233,6 +315,39 @@ mod tests {
         drop(free);
         let again: Vec<_> = (0..200).map(|i| arena.take(most(i)).expect("what came back")).collect();
         assert_eq!(again.len(), 200);
+    }
+
+    #[test]
+    fn no_memory_of_a_run_is_given_back() {
+        let arena = Arena::reserve(4000 * PAGE_SIZE as u64).expect("reserve");
+        let mut runs: Vec<Option<(Run, u8)>> = (0..60).map(|_| None).collect();
+        let mut state = 1u64;
+        let mut random = |below: usize| {
+            state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+            (state >> 33) as usize % below
+        };
+        for step in 0..30_000 {
+            let (number, mark) = (random(60), step as u8);
+            match &mut runs[number] {
+                None => runs[number] = Some((arena.take(random(MAX_ZSPAGE_PAGES) + 1).expect("room"), mark)),
+                Some(_) if random(8) == 0 => runs[number] = None,
+                Some((run, marked)) => {
+                    let is_whole =
+                        run.as_ref().chunks(PAGE_SIZE).skip(1).all(|page| page[0] == *marked && page[4095] == *marked);
+                    assert!(is_whole, "step {step}");
+                    run.resize(random(1 << run.size) + 1);
+                    *marked = mark;
+                }
+            }
+            if let Some((run, marked)) = &mut runs[number] {
+                run.as_mut().fill(*marked);
+            }
+            let free = arena.0.free.lock();
+            let ends = runs.iter().flatten().map(|(run, _)| usize::from(run.warm - run.pages));
+            let places = free.places.iter().flat_map(|places| &places.warm).map(|(_, pages)| usize::from(*pages));
+            assert_eq!(free.spare, ends.chain(places).sum::<usize>(), "step {step}");
+            assert!(free.spare <= WARM && !free.leaving.is_due(), "{free:?}");
+        }
     }
 
     #[test]
