@@ -231,6 +231,15 @@ impl Space {
     }
 
     pub(crate) fn lock(&self) -> MutexGuard<'_, State> {
+        // Whoever has it has it for some microseconds, in which nobody is put to sleep and woken. He may have been put off his
+        // processor: that may be this one.
+        const LOOKS: usize = 200;
+        for _ in 0..LOOKS {
+            if let Some(state) = self.state.try_lock() {
+                return state;
+            }
+            std::thread::yield_now();
+        }
         self.state.lock()
     }
 
