@@ -248,9 +248,7 @@ impl Pager {
             let ready = self.epoll.wait(-1)?;
             for id in ready {
                 if let Some(space) = self.space(id) {
-                    space.pace.called();
                     self.service_while(&space, || space.pace.spin(|| space.uffd.spin()));
-                    space.pace.left();
                 }
             }
         }

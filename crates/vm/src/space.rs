@@ -12,7 +12,7 @@
 
 use std::collections::VecDeque;
 use std::os::fd::{AsRawFd, RawFd};
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
+use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, LazyLock};
 use std::time::{Duration, Instant};
 
@@ -429,40 +429,39 @@ impl Space {
     }
 }
 
-/// Whether it would pay to wait awake for the next fault: it would have paid the last time.
+/// Whether to wait awake for the next fault: as long as two in three times that was worth it. It costs about twice what it saves.
 #[derive(Default)]
 pub(crate) struct Pace {
-    left_at: Mutex<Option<Instant>>,
-    quick: AtomicBool,
+    /// So many times it is left out.
+    left_out: AtomicU32,
+    /// So often it is left out from one time to the next.
+    gap: AtomicU32,
 }
 
 /// Threads that wait awake at this moment.
 static SPINNING: AtomicUsize = AtomicUsize::new(0);
 
 impl Pace {
-    /// A thread was called to serve.
-    pub fn called(&self) {
-        // Being put to sleep and woken takes about half of this.
-        const QUICK: Duration = Duration::from_micros(100);
-        let quick = self.left_at.lock().is_some_and(|at| at.elapsed() < QUICK);
-        self.quick.store(quick, Relaxed);
-    }
-
-    /// A thread has left.
-    pub fn left(&self) {
-        *self.left_at.lock() = Some(Instant::now());
-    }
-
-    /// Whether to wait awake, with `wait`, which tells whether it was worth it. At most half of the processors are
-    /// spent on that.
+    /// Waits awake with `wait`, which tells whether it was worth it, or does not. At most half of the processors are spent on
+    /// that.
     pub fn spin(&self, wait: impl FnOnce() -> bool) -> bool {
+        const MOST: u32 = 64;
         static LIMIT: LazyLock<usize> =
             LazyLock::new(|| std::thread::available_parallelism().map_or(0, |count| count.get() / 2));
-        if !self.quick.load(Relaxed) {
+        let left_out = self.left_out.load(Relaxed);
+        if left_out > 0 {
+            self.left_out.store(left_out - 1, Relaxed);
             return false;
         }
-        let worth = SPINNING.fetch_add(1, Relaxed) < *LIMIT && wait();
+        let is_free = SPINNING.fetch_add(1, Relaxed) < *LIMIT;
+        let worth = is_free && wait();
         SPINNING.fetch_sub(1, Relaxed);
+        if is_free {
+            let gap = self.gap.load(Relaxed);
+            let gap = if worth { gap / 2 } else { (gap * 4 + 1).min(MOST) };
+            self.gap.store(gap, Relaxed);
+            self.left_out.store(gap, Relaxed);
+        }
         worth
     }
 }
