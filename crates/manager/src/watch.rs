@@ -66,9 +66,9 @@ struct Due {
     shares: VecDeque<Arc<Session>>,
 }
 
-/// The anonymous bytes of each session when its mappings were last to be registered.
+/// The anonymous bytes of each session that it had by its own doing when its mappings were last to be registered.
 #[derive(Default)]
-struct Registered(HashMap<u64, (u64, Instant)>);
+struct Registered(HashMap<u64, (i64, Instant)>);
 
 impl Watch {
     /// Enters what it measures into the accounts of `groups`.
@@ -110,8 +110,9 @@ impl Watch {
             for (session, bytes) in &sessions {
                 let near = session.charge().path().any(Charge::is_near);
                 let asked = !session.is_refreshed(session.refreshes_asked());
-                if (near && registered.is_due(session, *bytes) || asked) && self.have_registered(session) {
-                    registered.note(session, *bytes);
+                let own = *bytes as i64 - session.space.brought();
+                if (near && registered.is_due(session, own) || asked) && self.have_registered(session) {
+                    registered.note(session, own);
                 }
             }
             registered.forget_but(&sessions);
@@ -202,16 +203,17 @@ impl Watch {
 }
 
 impl Registered {
-    /// Whether the mappings of a process are to be registered: it has changed by much, or time has passed.
-    fn is_due(&self, session: &Session, bytes: u64) -> bool {
+    /// Whether the mappings of a process are to be registered: it has changed by much, other than by what was brought and taken, or
+    /// time has passed.
+    fn is_due(&self, session: &Session, own: i64) -> bool {
         const GROWN: u64 = 256 << 10;
         const SOON: Duration = Duration::from_millis(50);
         let last = self.0.get(&session.id);
-        last.is_none_or(|(then, at)| bytes.abs_diff(*then) >= GROWN || at.elapsed() >= SOON)
+        last.is_none_or(|(then, at)| own.abs_diff(*then) >= GROWN || at.elapsed() >= SOON)
     }
 
-    fn note(&mut self, session: &Session, bytes: u64) {
-        self.0.insert(session.id, (bytes, Instant::now()));
+    fn note(&mut self, session: &Session, own: i64) {
+        self.0.insert(session.id, (own, Instant::now()));
     }
 
     fn forget_but(&mut self, sessions: &Sizes) {

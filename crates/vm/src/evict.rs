@@ -449,6 +449,7 @@ impl Pager {
                 let freed = words.get(1).map_or(0, |&freed| pages.min(freed as usize));
                 state.staging.discard(freed);
                 space.account().counters().discarded.fetch_add(freed as u64, Relaxed);
+                space.discarded(freed);
                 freed
             }
             (_, request) => {

@@ -354,7 +354,7 @@ impl Pager {
             while pages < window && may_fill_ahead(space, state, page + pages as u64 * PAGE) {
                 pages += 1;
             }
-            let (filled, error) = space.uffd.copy_quietly(page, &ZEROS[..pages * PAGE_SIZE]);
+            let (filled, error) = space.fill(page, &ZEROS[..pages * PAGE_SIZE]);
             state.readahead.brought(page, window, page + filled.max(PAGE));
             (filled, error)
         } else {
@@ -387,7 +387,7 @@ impl Pager {
             let _ = space.uffd.poison(page);
             return Answer::Done;
         }
-        match space.uffd.copy_quietly(page, &data).1 {
+        match space.fill(page, &data).1 {
             None => {
                 pass.filled.push(Range::page(page));
                 space.account().counters().rescued.fetch_add(1, Relaxed);
@@ -452,7 +452,7 @@ impl Pager {
             let filling = space.fills.read();
             drop(state);
             let data = buffer[..fit].as_flattened();
-            let (bytes, error) = space.uffd.copy_quietly(first, data);
+            let (bytes, error) = space.fill(first, data);
             drop(filling);
             state = space.lock();
             filled = (bytes / PAGE) as usize;

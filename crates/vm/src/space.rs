@@ -12,7 +12,7 @@
 
 use std::collections::VecDeque;
 use std::os::fd::{AsRawFd, RawFd};
-use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering::Relaxed};
+use std::sync::atomic::{AtomicI64, AtomicU32, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, LazyLock};
 use std::time::{Duration, Instant};
 
@@ -42,6 +42,8 @@ pub struct Space {
     /// is filled as of the last message that was read, or not at all.
     pub(crate) fills: RwLock<()>,
     pub(crate) pace: Pace,
+    /// Bytes that were filled, less those that were discarded.
+    brought: AtomicI64,
     /// Held by whoever talks to the worker; before `state` in the lock order.
     pub(crate) conversation: Mutex<()>,
 }
@@ -173,8 +175,8 @@ pub(crate) struct State {
 impl Space {
     pub(crate) fn new(id: u64, uffd: Uffd, state: State, account: Arc<dyn Account>) -> Space {
         let (account, state) = (RwLock::new(account), Mutex::new(state));
-        let (fills, pace, conversation) = Default::default();
-        Space { id, uffd, account, state, fills, pace, conversation }
+        let (fills, pace, brought, conversation) = Default::default();
+        Space { id, uffd, account, state, fills, pace, brought, conversation }
     }
 
     /// Who pays for what becomes resident and for what is stored from now on.
@@ -241,6 +243,23 @@ impl Space {
             std::thread::yield_now();
         }
         self.state.lock()
+    }
+
+    /// Fills pages from `page` on, without waking who waits for them; how many bytes, and why not the others.
+    pub(crate) fn fill(&self, page: u64, data: &[u8]) -> (u64, Option<FillError>) {
+        let (filled, error) = self.uffd.copy_quietly(page, data);
+        self.brought.fetch_add(filled as i64, Relaxed);
+        (filled, error)
+    }
+
+    /// So many staged pages were discarded.
+    pub(crate) fn discarded(&self, pages: usize) {
+        self.brought.fetch_sub(pages as i64 * PAGE as i64, Relaxed);
+    }
+
+    /// By how many bytes more its memory has grown through us than shrunk. By what it has changed besides is the program's doing.
+    pub fn brought(&self) -> i64 {
+        self.brought.load(Relaxed)
     }
 
     /// The worker, if the process has one.
