@@ -46,6 +46,18 @@ def sizes(context: Context, test):
     yield check("swapin-sizes", unless(good and PAGES // 5 <= numbers[3] <= PAGES // 4, problem))
 
 
+@test("huge-pages", 60)
+def huge_pages(context: Context, test):
+    """What was a huge page when it was paged out is one again soon after it has come back."""
+    stats = context.directory() / "stats.json"
+    outcome = context.run([context.program("hugeback")], "--quiet", "--memory-max", "1G", "--stats", stats, timeout=test.seconds)
+    before, after, last = [int(word) for word in outcome.stdout.split()] or [0, 0, 0]
+    made = json.loads(stats.read_text())["thp_collapse_alloc"]
+    yield check("huge-pages", unless(outcome.status == 0, complaint(outcome)),
+                unless(before == last == 32 > after, f"{before} before, {after} right after, {last} in the end"),
+                unless(made >= before - after, f"{made} were made"))
+
+
 @test("latecomers", 60)
 def latecomers(context: Context, test):
     """Far from all limits a program begins before it is managed; it is soon, unless it has ended or executed another."""

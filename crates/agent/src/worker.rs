@@ -5,7 +5,8 @@
 //! 2. It leaves everything of the program but the memory: descriptors, session, signals.
 //! 3. It opens the userfaultfds (one for the program's memory and the staging area, one for the trash area), attaches
 //!    to the manager, and in a forked child reads the inherited beacon.
-//! 4. It obeys: EVICT moves pages into the staging area, DISCARD frees pages of the staging area.
+//! 4. It obeys: EVICT moves pages into the staging area, DISCARD frees pages of the staging area, COLLAPSE makes a huge page of
+//!    small ones, which changes nothing that a program could read.
 //!
 //! An EVICT is issued on the userfaultfd that also watches the source. The kernel refuses (EAGAIN) to move on it from
 //! the moment an unmap, remap or fork of watched memory begins until the manager has read the event of it; and the
@@ -29,7 +30,7 @@ use core::sync::atomic::{
 };
 
 use uzswap_proto::{
-    GREETING_WORDS, Hello, Job, MAX_BATCH_PAGES, MAX_WORDS, PAGE_SIZE, Run, evict, evicted, kind, step,
+    GREETING_WORDS, HUGE_PAGE_SIZE, Hello, Job, MAX_BATCH_PAGES, MAX_WORDS, PAGE_SIZE, Run, evict, evicted, kind, step,
 };
 
 use crate::area::{REGION_LEN, Region};
@@ -258,6 +259,7 @@ impl Worker {
                     self.evict(&words[..count as usize]);
                 }
                 kind::DISCARD => self.discard(words[1], words[2]),
+                kind::COLLAPSE => self.collapse(words[1]),
                 kind::MAIN => {
                     if descriptor >= 0 {
                         // SAFETY: our own descriptor.
@@ -337,6 +339,14 @@ impl Worker {
             error if error == -EAGAIN => (0, evicted::NOT_TRIED),
             error => (0, (-error).clamp(1, 254) as u8),
         }
+    }
+
+    /// Whatever is mapped there by now stays what it is: it comes to lie in a huge page, or is left alone.
+    fn collapse(&self, address: u64) {
+        const MADV_COLLAPSE: usize = 25;
+        // SAFETY: what is read at any address stays the same.
+        let result = unsafe { call!(sys::SYS_MADVISE, address, HUGE_PAGE_SIZE, MADV_COLLAPSE) };
+        self.say(&[kind::COLLAPSED, u64::from(result == 0)], &[]);
     }
 
     fn discard(&self, address: u64, pages: u64) {

@@ -277,10 +277,11 @@ impl Groups {
     }
 }
 
-const EVERY_COUNTER: [fn(&Counters) -> &AtomicU64; 9] = [
+const EVERY_COUNTER: [fn(&Counters) -> &AtomicU64; 10] = [
     |counters| &counters.pgmajfault,
     |counters| &counters.readahead,
     |counters| &counters.rescued,
+    |counters| &counters.thp_collapse_alloc,
     |counters| &counters.zero_filled,
     |counters| &counters.pgscan,
     |counters| &counters.pgsteal,

@@ -262,6 +262,7 @@ impl Machine for JobMachine {
             pgmajfault: Some(major),
             pgscan: Some(counted(|counters| &counters.pgscan)),
             pgsteal: Some(counted(|counters| &counters.pgsteal)),
+            thp_collapse_alloc: Some(counted(|counters| &counters.thp_collapse_alloc)),
             ..Figures::default()
         })
     }

@@ -5,6 +5,7 @@
 //! | control | connections, jobs, ends of processes, statistics, the end |
 //! | faults (4) | [`Pager::serve`] |
 //! | crew (1 to 4) | [`Pager::work`]: parts of large loads and stores |
+//! | huge | [`Pager::collapse_huge_pages`] |
 //! | watch, register | [`Watch`] |
 //! | reclaim | [`Reclaimer`] |
 //! | shrink | [`ShrinkWorker`] |
@@ -275,6 +276,8 @@ impl Manager {
                 std::process::abort();
             })?;
         }
+        let pager = self.pager.clone();
+        thread("huge").spawn(move || pager.collapse_huge_pages())?;
         // Whoever has the task works, too.
         let processors = std::thread::available_parallelism().map_or(1, |count| count.get());
         for _ in 0..processors.saturating_sub(1).clamp(1, MOST_CREW) {

@@ -13,8 +13,8 @@
 //!     │ ─── BEACON_DONE ────────────────────▶ │
 //!     │ ◀── MAIN      (+ userfaultfd) ─────── │   a forked child gets the userfaultfd it inherited, if it did
 //!     │ ◀── GO ────────────────────────────── │   the program runs
-//!     │ ◀── EVICT / DISCARD ───────────────── │   any number of times, each answered
-//!     │ ─── EVICTED / DISCARDED ────────────▶ │
+//!     │ ◀── EVICT / DISCARD / COLLAPSE ────── │   any number of times, each answered
+//!     │ ─── EVICTED / DISCARDED / COLLAPSED ▶ │
 //!     │ ◀── EXIT, RELEASE or end of file ──── │   end of file alone: the manager is gone, kill the program
 //! ```
 //!
@@ -45,7 +45,10 @@ pub const BOARD: [u8; 16] = *b"uzswap's board 1";
 pub type Board = u8;
 
 /// Changes whenever a message does.
-pub const VERSION: u64 = 4;
+pub const VERSION: u64 = 5;
+
+/// Bytes of a huge page.
+pub const HUGE_PAGE_SIZE: usize = 2 << 20;
 
 /// Words in the longest message.
 pub const MAX_WORDS: usize = 4 + MAX_BATCH_PAGES;
@@ -105,6 +108,10 @@ pub mod kind {
     pub const ADVISED: u64 = 12;
     /// Manager to worker: nothing of the program's is evicted, and nothing will be: leave it alone, and go.
     pub const RELEASE: u64 = 14;
+    /// Manager to worker: make one huge page of the pages of the 2 MiB that begin at the address in word 1, which are all there.
+    pub const COLLAPSE: u64 = 15;
+    /// Worker to manager: word 1 is 1 if that is done, else 0.
+    pub const COLLAPSED: u64 = 16;
     /// Worker to manager: word 1 the token, word 2 a [`super::step`], word 3 an errno. The program runs unmanaged.
     pub const FAILED: u64 = 13;
 }

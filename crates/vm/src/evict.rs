@@ -17,6 +17,7 @@ use crate::fault::wait_for_program;
 use crate::pager::{Pager, Progress, read_pages};
 use crate::range::{Range, RangeSet};
 use crate::space::{Request, Space, State, Worker};
+use crate::sys::process::Present;
 use crate::sys::thread::OneProcessor;
 use crate::sys::uffd::{FillError, Probe};
 use crate::table::{PageState, STATE_BITS};
@@ -141,10 +142,10 @@ impl Pager {
         for range in after.chain(before).filter(|r| !r.is_empty()) {
             let mut at = range.start;
             while at < range.end {
-                let (more, end) = worker.pagemap.present(Range::new(at, range.end), EVICT_PAGES - found)?;
-                at = end;
-                found += more.iter().map(|run| (run.len() / PAGE) as usize).sum::<usize>();
-                runs.extend(more);
+                let present = self.present(space, &worker, Range::new(at, range.end), EVICT_PAGES - found)?;
+                at = present.end;
+                found += present.runs.iter().map(|run| (run.len() / PAGE) as usize).sum::<usize>();
+                runs.extend(present.runs);
                 if found < EVICT_PAGES.min(pages - progress.staged) {
                     continue;
                 }
@@ -164,6 +165,15 @@ impl Pager {
         progress.staged += self.evict_found(space, &worker, &mut runs, seen < patience)?.unwrap_or(0);
         space.lock().heat.advance(seen + found, true);
         Ok(progress)
+    }
+
+    /// Finds up to so many pages that could be evicted.
+    fn present(&self, space: &Space, worker: &Worker, range: Range, pages: usize) -> io::Result<Present> {
+        let present = worker.pagemap.present(range, pages)?;
+        if !present.huge.is_empty() {
+            space.lock().huge.seen(&present.huge);
+        }
+        Ok(present)
     }
 
     /// Moves what was found on a round; `None` if the worker is not to be had, or the staging area is full.
@@ -195,9 +205,9 @@ impl Pager {
                     let _conversation = space.conversation.lock();
                     let Some(worker) = self.resume(space) else { return Ok(total) };
                     space.lock().settle_removals();
-                    let (runs, end) = worker.pagemap.present(Range::new(at, part.end), EVICT_PAGES)?;
-                    at = end;
-                    let Some(staged) = self.evict_runs(space, &worker, &runs, false)? else { return Ok(total) };
+                    let present = self.present(space, &worker, Range::new(at, part.end), EVICT_PAGES)?;
+                    at = present.end;
+                    let Some(staged) = self.evict_runs(space, &worker, &present.runs, false)? else { return Ok(total) };
                     total.staged += staged;
                 }
                 let progress = self.store_oldest(space, 0, true)?;
@@ -246,7 +256,7 @@ impl Pager {
     }
 
     /// The worker, ready for a request: answers that were late are taken first.
-    fn resume(&self, space: &Space) -> Option<Arc<Worker>> {
+    pub(crate) fn resume(&self, space: &Space) -> Option<Arc<Worker>> {
         let worker = {
             let state = space.lock();
             let worker = state.worker.clone().filter(|_| !state.gone)?;
@@ -405,7 +415,7 @@ impl Pager {
     }
 
     /// Sends a request to the worker, which has been recorded in the state, and applies the answer.
-    fn talk(&self, space: &Space, worker: &Worker, words: &[u64]) -> Talk {
+    pub(crate) fn talk(&self, space: &Space, worker: &Worker, words: &[u64]) -> Talk {
         let _together = OneProcessor::with(worker.pid);
         match worker.link.send(words, None) {
             Ok(()) => self.listen(space, worker, WORKER_PATIENCE),
@@ -452,6 +462,7 @@ impl Pager {
                 space.discarded(freed);
                 freed
             }
+            (Some(&kind::COLLAPSED), Some(Request::Collapse)) => usize::from(words.get(1) == Some(&1)),
             (_, request) => {
                 state.request = request;
                 drop(state);

@@ -402,6 +402,7 @@ impl Pager {
         }
         state.staging.clear(sequence);
         state.table.set(page, PageState::Resident);
+        self.collapses.add(space, state.whole_again(Range::page(page)));
         Answer::Done
     }
 
@@ -474,6 +475,8 @@ impl Pager {
         if filled > 0 {
             space.account().counters().readahead.fetch_add((filled - usize::from(fault.is_some())) as u64, Relaxed);
         }
+        let back = Range::new(first, pages[pages.len() - 1].0 + PAGE);
+        self.collapses.add(space, state.whole_again(back));
         let unsettled = matches!(answer, Answer::Unsettled);
         if let Some(fault) = fault {
             if unsettled {

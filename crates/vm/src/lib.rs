@@ -10,6 +10,7 @@
 //! | [`space`] | what is known of one address space |
 //! | `table` | where each evicted page is |
 //! | `heat` | which pages reclaim passes over |
+//! | `huge` | huge pages that were |
 //! | `epoch` | the order of events |
 //! | `layout` | which mappings are managed |
 //! | [`swapin`] | how many pages a fault brings |
@@ -25,6 +26,7 @@ mod fault;
 mod release;
 
 mod heat;
+mod huge;
 pub mod space;
 mod table;
 

@@ -28,6 +28,7 @@ use uzswap_proto::{STAGING_PAGES, kind};
 use crate::crew::Crew;
 use crate::evict::WORKER_PATIENCE;
 use crate::fault::wait_for_program;
+use crate::huge::Collapses;
 use crate::range::Range;
 use crate::space::{Space, State, Worker};
 use crate::swapin::{Folios, Swapin};
@@ -85,6 +86,8 @@ pub struct Counters {
     pub busy: AtomicU64,
     /// Staged pages whose memory was given back to the system.
     pub discarded: AtomicU64,
+    /// Huge pages that became one again after their pages had come back.
+    pub thp_collapse_alloc: AtomicU64,
     /// Microseconds that threads of the job waited for pages and for memory.
     pub stall_usec: AtomicU64,
 }
@@ -106,6 +109,7 @@ pub struct Pager {
     pub(crate) host: Arc<dyn Host>,
     epoll: Epoll,
     pub(crate) crew: Crew,
+    pub(crate) collapses: Collapses,
     folios: Folios,
     registry: Mutex<Registry>,
     several_nodes: bool,
@@ -140,6 +144,7 @@ impl Pager {
             host,
             epoll,
             crew,
+            collapses: Collapses::default(),
             folios,
             registry: Mutex::default(),
             several_nodes,

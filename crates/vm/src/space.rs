@@ -23,6 +23,7 @@ use uzswap_proto::{Hello, STAGING_PAGES, kind};
 use crate::PAGE;
 use crate::epoch::Change;
 use crate::heat::Heat;
+use crate::huge::HugePages;
 use crate::pager::Account;
 use crate::range::{Range, RangeSet};
 use crate::swapin::Readahead;
@@ -113,6 +114,8 @@ pub(crate) enum Request {
     Evict { first: u32, pages: Vec<u64> },
     /// Free this many pages at the head of the staging ring.
     Discard { pages: usize },
+    /// Make a huge page.
+    Collapse,
 }
 
 /// A range whose contents a thread of the program is about to discard, or has.
@@ -145,6 +148,7 @@ pub(crate) struct State {
     pub excluded: RangeSet,
     /// Whom reclaim passes over.
     pub heat: Heat,
+    pub huge: HugePages,
     pub worker: Option<Arc<Worker>>,
     /// Where a child of this process reports itself by a fault.
     pub beacon: Option<u64>,
@@ -317,6 +321,7 @@ impl State {
         for (_, state) in self.table.take(range) {
             self.drop_contents(engine, state);
         }
+        self.huge.forget(range);
     }
 
     /// The range is no longer mapped, or not as it was.
@@ -333,6 +338,7 @@ impl State {
     fn remap(&mut self, engine: &Zswap, from: u64, to: u64, len: u64) {
         let (old, new) = (Range::sized(from, len), Range::sized(to, len));
         let taken = self.table.take(old);
+        self.huge.forget(old);
         let moved = |set: &RangeSet| -> Vec<Range> {
             set.within(old).into_iter().map(|r| Range::sized(r.start - from + to, r.len())).collect()
         };

@@ -51,6 +51,11 @@ impl PageTable {
         self.chunks.get(&(address / CHUNK)).map_or(PageState::Resident, |chunk| unpack(chunk.words[index(address)]))
     }
 
+    /// Whether any page of the 2 MiB that `address` lies in is not resident.
+    pub fn holds_any_of(&self, address: u64) -> bool {
+        self.chunks.contains_key(&(address / CHUNK))
+    }
+
     /// The page at `address` and its slot, if it is stored.
     pub fn stored(&self, address: u64) -> Option<(u64, Slot)> {
         match self.get(address) {

@@ -263,6 +263,7 @@ fn stat(figures: &Figures) -> String {
         ("zswpin", Some(engine.zswpin)),
         ("zswpout", Some(engine.zswpout)),
         ("zswpwb", Some(engine.zswpwb)),
+        ("thp_collapse_alloc", figures.thp_collapse_alloc),
         ("thp_swpout", figures.thp_swpout),
         ("thp_swpout_fallback", figures.thp_swpout_fallback),
     ])

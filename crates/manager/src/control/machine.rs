@@ -109,6 +109,8 @@ pub struct Figures {
     pub pgsteal: Option<u64>,
     /// Pages that came back soon after they had left.
     pub workingset_refault_anon: Option<u64>,
+    /// Huge pages that became one again after their pages had come back.
+    pub thp_collapse_alloc: Option<u64>,
     /// Folios swapped out whole.
     pub thp_swpout: Option<u64>,
     /// Folios swapped out in parts.

@@ -174,6 +174,7 @@ fn full_figures() -> Figures {
         pgscan: Some(43),
         pgsteal: Some(44),
         workingset_refault_anon: Some(45),
+        thp_collapse_alloc: Some(48),
         thp_swpout: Some(46),
         thp_swpout_fallback: Some(47),
         pressure: Some(Pressure { some: stall(12.345), full: stall(1.0) }),
@@ -223,12 +224,13 @@ fn figures_have_the_kernels_form() {
         "pgscan 43",
         "pgsteal 44",
         "workingset_refault_anon 45",
+        "thp_collapse_alloc 48",
         "thp_swpout 46",
         "thp_swpout_fallback 47",
     ] {
         assert!(stat.lines().any(|found| found == line), "{line}: {stat}");
     }
-    assert_eq!(stat.lines().count(), 18);
+    assert_eq!(stat.lines().count(), 19);
 }
 
 #[test]

@@ -348,9 +348,9 @@ pub(super) fn try_pagemap_scan() -> io::Result<()> {
     mapping.fill(0, 1);
     mapping.fill(1, 1);
     let start = mapping.address as u64;
-    let (runs, _) = Pagemap::open(std::process::id() as i32)?.present(Range::sized(start, mapping.len as u64), 4)?;
+    let found = Pagemap::open(std::process::id() as i32)?.present(Range::sized(start, mapping.len as u64), 4)?;
     // A huge page would make all four present; what counts is that the scan sees ours.
-    match runs.first() {
+    match found.runs.first() {
         Some(first) if first.start == start && first.end >= start + 2 * PAGE as u64 => Ok(()),
         _ => Err(io::Error::other("it does not report a page that is there")),
     }

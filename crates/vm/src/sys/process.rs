@@ -156,19 +156,30 @@ pub fn share_memory(one: i32, other: i32) -> io::Result<bool> {
 #[derive(Debug)]
 pub struct Pagemap(File);
 
+/// What a search for pages has found.
+#[derive(Debug)]
+pub struct Present {
+    /// Runs of pages that are present, in order.
+    pub runs: Vec<Range>,
+    /// Those of them that lie in huge pages.
+    pub huge: Vec<Range>,
+    /// Where the search has ended.
+    pub end: u64,
+}
+
 impl Pagemap {
     /// Opens the pagemap of `pid`'s memory as it is now; it stays that memory's whatever the process executes.
     pub fn open(pid: i32) -> io::Result<Pagemap> {
         File::open(format!("/proc/{pid}/pagemap")).map(Pagemap)
     }
 
-    /// Finds anonymous pages that are present in `range`, up to `pages` of them; gives the runs and where the search
-    /// ended.
-    pub fn present(&self, range: Range, pages: usize) -> io::Result<(Vec<Range>, u64)> {
+    /// Finds anonymous pages that are present in `range`, up to `pages` of them.
+    pub fn present(&self, range: Range, pages: usize) -> io::Result<Present> {
         const PAGEMAP_SCAN: libc::c_ulong = 0xc060_6610;
         const IS_FILE: u64 = 1 << 2;
         const IS_PRESENT: u64 = 1 << 3;
         const IS_ZERO: u64 = 1 << 5;
+        const IS_HUGE: u64 = 1 << 6;
         const AT_ONCE: usize = 128;
         #[repr(C)]
         #[derive(Clone, Copy)]
@@ -205,21 +216,26 @@ impl Pagemap {
             inverted: IS_FILE | IS_ZERO,
             mask: IS_FILE | IS_ZERO | IS_PRESENT,
             any_of: 0,
-            returned: IS_PRESENT,
+            returned: IS_PRESENT | IS_HUGE,
         };
         // SAFETY: the structure has the kernel's layout and points to as many regions as it says.
         let found = unsafe { libc::ioctl(self.0.as_raw_fd(), PAGEMAP_SCAN, &raw mut scan) };
         let found = super::check(found)? as usize;
-        Ok((regions[..found].iter().map(|r| Range::new(r.start, r.end)).collect(), scan.walk_end))
+        let huge = regions[..found].iter().filter(|region| region.categories & IS_HUGE != 0);
+        Ok(Present {
+            runs: regions[..found].iter().map(|region| Range::new(region.start, region.end)).collect(),
+            huge: huge.map(|region| Range::new(region.start, region.end)).collect(),
+            end: scan.walk_end,
+        })
     }
 
     /// The last anonymous page that is present in `range`.
     pub fn last_present(&self, range: Range) -> io::Result<Option<u64>> {
         let (mut last, mut at) = (None, range.start);
         while at < range.end {
-            let (runs, end) = self.present(Range::new(at, range.end), usize::MAX >> 1)?;
-            last = runs.last().map(|run| run.end - PAGE).or(last);
-            at = end;
+            let found = self.present(Range::new(at, range.end), usize::MAX >> 1)?;
+            last = found.runs.last().map(|run| run.end - PAGE).or(last);
+            at = found.end;
         }
         Ok(last)
     }
