@@ -12,7 +12,7 @@ use crate::compress::{Compressor, Scratch, with_scratch};
 use crate::groups::Home;
 use crate::seal::{Nonce, Sealer};
 use crate::slots::{Sealed, Slot};
-use crate::swapfile::{self, CLUSTER, PAGE, Run, SwapFile, UNIT, units};
+use crate::swapfile::{self, CLUSTER, PAGE, ReadAt, Run, SwapFile, UNIT, units};
 use crate::zswap::{LoadError, Refusal, SwapOutError, Zswap};
 use std::io;
 
@@ -156,16 +156,32 @@ impl Zswap {
         })
     }
 
-    /// Reads neighbouring entries at once, each with the number of its page.
-    pub(crate) fn read_neighbours(&self, run: &[(usize, Sealed)], pages: &mut [Page]) -> Result<(), LoadError> {
-        let swap = self.swap.as_ref().expect("what is on disk was written to a swap file");
-        let place_of = |sealed: &Sealed| swapfile::offset(sealed.place - run[0].1.place) as usize;
-        let mut bytes = vec![0; run.last().map_or(0, |(_, last)| place_of(last) + last.length as usize)];
-        swap.file.read_at(swapfile::offset(run[0].1.place), &mut bytes).map_err(LoadError::Io)?;
-        for (index, sealed) in run {
-            let bytes = &bytes[place_of(sealed)..][..sealed.length as usize];
+    /// Reads several entries, each with the number of its page, in the order in which they are on disk: all at once, and those
+    /// that are neighbours in one piece.
+    pub(crate) fn read_several(&self, entries: &[(usize, Sealed)], pages: &mut [Page]) -> Result<(), LoadError> {
+        let Some(swap) = self.swap.as_ref().filter(|_| !entries.is_empty()) else { return Ok(()) };
+        let units: u32 = entries.iter().map(|(_, sealed)| sealed.run().len).sum();
+        let mut bytes = vec![0; units as usize * UNIT];
+        let (mut rest, mut reads) = (bytes.as_mut_slice(), Vec::new());
+        for run in entries.chunk_by(|(_, x), (_, y)| x.run().end() == y.place) {
+            let (first, last) = (run[0].1.place, run[run.len() - 1].1);
+            let (buffer, others) = rest.split_at_mut((last.run().end() - first) as usize * UNIT);
+            // The last unit of a file may not be there as a whole.
+            let length = (last.place - first) as usize * UNIT + last.length as usize;
+            reads.push(ReadAt { offset: swapfile::offset(first), buffer: &mut buffer[..length] });
+            rest = others;
+        }
+        match &mut reads[..] {
+            [read] => swap.file.read_at(read.offset, read.buffer),
+            reads => swap.file.read_all(reads),
+        }
+        .map_err(LoadError::Io)?;
+        let mut from = 0;
+        for (index, sealed) in entries {
+            let entry = &bytes[from..][..sealed.length as usize];
+            from += sealed.run().len as usize * UNIT;
             with_scratch(|scratch| {
-                scratch.buffer[..bytes.len()].copy_from_slice(bytes);
+                scratch.buffer[..entry.len()].copy_from_slice(entry);
                 self.unpack(swap, scratch, sealed, &mut pages[*index])
             })?;
         }

@@ -3,7 +3,7 @@
 //! 1. A store is all or nothing. Pages go in one by one, for each is compressed on its own; the first refusal takes the others
 //!    out again. Nobody knows their slots yet, and no event is counted before the last is in.
 //! 2. A folio that the pool has refused is written to the swap file, as far as can be in one piece.
-//! 3. A load takes each page from where it is. Entries that are neighbours on disk are read at once.
+//! 3. A load takes each page from where it is. Those that are on disk are read at once, neighbours in one piece.
 
 use crate::Page;
 use crate::groups::Home;
@@ -136,9 +136,7 @@ impl Zswap {
             on_disk.extend(origin.err().map(|sealed| (index, sealed)));
         })?;
         on_disk.sort_unstable_by_key(|(_, sealed)| sealed.place);
-        for run in on_disk.chunk_by(|(_, x), (_, y)| x.run().end() == y.place) {
-            self.read_neighbours(run, pages)?;
-        }
+        self.read_several(&on_disk, pages)?;
         for slot in on_disk.iter().map(|(index, _)| slots[*index]) {
             self.shards.of(slot).count_read(slot);
         }

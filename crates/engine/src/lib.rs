@@ -61,7 +61,7 @@ pub use names::{UnknownName, named};
 pub use policy::Policy;
 pub use shards::MAX_SHARDS;
 pub use slots::Slot;
-pub use swapfile::{HeapSwapFile, SwapFile};
+pub use swapfile::{HeapSwapFile, ReadAt, SwapFile};
 pub use zpool::{HeapSource, MAX_ZSPAGE_PAGES, PageRun, PageSource, Zpool};
 pub use zswap::{Config, LoadError, Origin, SwapOutError, Zswap};
 

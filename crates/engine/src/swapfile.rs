@@ -48,8 +48,25 @@ pub trait SwapFile: Send + Sync {
     /// Whatever the system reports; also if the file is shorter.
     fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<()>;
 
+    /// Fills the buffers of several reads. One that can do so at once does.
+    ///
+    /// # Errors
+    /// Those of [`read_at`](Self::read_at), of any of them.
+    fn read_all(&self, reads: &mut [ReadAt<'_>]) -> io::Result<()> {
+        reads.iter_mut().try_for_each(|read| self.read_at(read.offset, read.buffer))
+    }
+
     /// The bytes from `offset` on are not needed any more: punch a hole, as well as can be.
     fn discard(&self, offset: u64, len: u64);
+}
+
+/// One read of several: all of `buffer`, from `offset` (bytes).
+#[derive(Debug)]
+pub struct ReadAt<'a> {
+    /// Where it begins in the file.
+    pub offset: u64,
+    /// What is to be filled.
+    pub buffer: &'a mut [u8],
 }
 
 /// Keeps the file in the heap. For tests and experiments: to write there saves no memory.

@@ -5,8 +5,9 @@ use std::io;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
-use uzswap_engine::SwapFile;
+use uzswap_engine::{ReadAt, SwapFile};
 use uzswap_vm::sys::file::{file_system, punch_hole};
+use uzswap_vm::sys::uring;
 
 use crate::RunError;
 
@@ -47,6 +48,10 @@ impl SwapFile for DiskSwapFile {
 
     fn read_at(&self, offset: u64, buffer: &mut [u8]) -> io::Result<()> {
         self.0.read_exact_at(buffer, offset)
+    }
+
+    fn read_all(&self, reads: &mut [ReadAt<'_>]) -> io::Result<()> {
+        uring::read_all(&self.0, reads)
     }
 
     fn discard(&self, offset: u64, len: u64) {

@@ -17,6 +17,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use crate::sys::uffd::FEATURES;
+use crate::sys::uring;
 use probe::UserFault;
 use remedy::Missing;
 
@@ -63,6 +64,7 @@ pub fn checks() -> Vec<Check> {
         no_new_privileges(),
         locked_memory(),
         pressure(),
+        io_uring(),
         swap_space(Path::new(SWAP_DIRECTORY)),
     ]);
     checks
@@ -322,6 +324,21 @@ fn pressure() -> Check {
             format!("no /proc/pressure/memory, the host's own pressure stays unseen: {}", words(&error)),
             Missing::Pressure,
         ),
+    }
+}
+
+fn io_uring() -> Check {
+    let name = "io-uring";
+    match uring::probe() {
+        Ok(()) => Check::ok(name, "io_uring_setup works"),
+        Err(error) => {
+            let missing = match filtered() {
+                true => Missing::Filter("io_uring_setup, io_uring_enter and io_uring_register"),
+                false => Missing::IoUring,
+            };
+            let finding = format!("pages are read from the swap file one after another: {}", words(&error));
+            Check::warn(name, finding, missing)
+        }
     }
 }
 

@@ -43,6 +43,23 @@ fn a_folio_that_was_written_back_is_read_at_once() {
 }
 
 #[test]
+fn entries_that_are_scattered_on_disk_are_each_their_own() {
+    for config in both(ROOMY) {
+        let (zswap, faults) = zswap(config, true);
+        let pages: Vec<Page> = (0..96).map(mixed).collect();
+        let slots: Vec<Slot> = pages.iter().map(|page| zswap.swap_out(page, ROOT).unwrap()).collect();
+        zswap.shrink(u64::MAX);
+        // Pairs of neighbours, from the last to the first.
+        let chosen: Vec<usize> = (0..96).rev().filter(|number| number % 3 > 0).collect();
+        let wanted: Vec<Slot> = chosen.iter().map(|number| slots[*number]).collect();
+        let mut loaded = vec![[0; PAGE_SIZE]; 64];
+        zswap.load_folio(&wanted, &mut loaded).unwrap();
+        assert!(loaded.iter().zip(&chosen).all(|(page, number)| *page == pages[*number]));
+        assert!((16..=32).contains(&faults.reads.load(Relaxed)), "{} reads", faults.reads.load(Relaxed));
+    }
+}
+
+#[test]
 fn no_byte_on_disk_can_be_changed() {
     for config in both(ROOMY) {
         let (zswap, faults) = zswap(config, true);

@@ -78,6 +78,8 @@ pub(super) enum Missing {
     LockedMemory,
     /// Pressure stall information.
     Pressure,
+    /// io_uring, by a setting of the host.
+    IoUring,
     /// A directory for temporary files that libraries can be loaded from.
     ExecutableTemp(PathBuf),
     /// A place for the swap file.
@@ -154,6 +156,9 @@ impl Missing {
                 "ulimit -l unlimited, or in /etc/security/limits.conf:   * - memlock unlimited".into(),
             ],
             Missing::Pressure => everywhere("boot the host's kernel with psi=1 (and CONFIG_PSI=y)"),
+            Missing::IoUring => {
+                everywhere("on the host: sudo sysctl kernel.io_uring_disabled=0 (and CONFIG_IO_URING=y)")
+            }
             Missing::ExecutableTemp(directory) => {
                 let shown = directory.display();
                 [

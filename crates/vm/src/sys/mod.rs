@@ -17,6 +17,7 @@ pub mod ptrace;
 pub mod thread;
 pub mod threads;
 pub mod uffd;
+pub mod uring;
 
 use std::io;
 
