@@ -22,6 +22,9 @@ use crate::sys::thread;
 pub(crate) const PART: usize = 32;
 const _: () = assert!(PART <= 1 << MAX_FOLIO_ORDER);
 
+/// How many loads are looked at for one where nobody fills: the parts of two folios.
+const MOST_LOOKED_AT: usize = 32;
+
 /// What the crew has to do.
 #[derive(Default)]
 pub(crate) struct Crew {
@@ -32,12 +35,29 @@ pub(crate) struct Crew {
 #[derive(Default)]
 struct Tasks {
     loads: VecDeque<(Arc<Space>, Load)>,
+    /// Where those who have taken a load fill, one entry each.
+    filled: Vec<Place>,
     stores: Vec<Arc<Batch>>,
 }
+
+/// 2 MiB of an address space, by the number of both: what one page table of the kernel maps. It has a lock, which two who fill there
+/// would wait for at every page.
+type Place = (u64, u64);
 
 enum Task {
     Load(Arc<Space>, Load),
     Store(Arc<Batch>),
+}
+
+impl Tasks {
+    /// The first load where nobody fills; if somebody does everywhere, the first of all.
+    fn take_load(&mut self) -> Option<(Arc<Space>, Load)> {
+        let place = |(space, load): &(Arc<Space>, Load)| (space.id, load.chunk());
+        let free = self.loads.iter().take(MOST_LOOKED_AT).position(|load| !self.filled.contains(&place(load)));
+        let taken = self.loads.remove(free.unwrap_or(0))?;
+        self.filled.push(place(&taken));
+        Some(taken)
+    }
 }
 
 impl Crew {
@@ -55,16 +75,23 @@ impl Crew {
         self.more.notify_all();
     }
 
-    /// The next part of a load, if there is one.
+    /// The next part of a load, if there is one. The caller tells when it is done.
     pub fn take_load(&self) -> Option<(Arc<Space>, Load)> {
-        self.tasks.lock().loads.pop_front()
+        self.tasks.lock().take_load()
+    }
+
+    /// A load that was taken is done.
+    pub fn done(&self, place: Place) {
+        let filled = &mut self.tasks.lock().filled;
+        let index = filled.iter().position(|other| *other == place).expect("it was taken");
+        filled.swap_remove(index);
     }
 
     /// Waits for something to do. Somebody waits for a load, perhaps.
     fn wait(&self) -> Task {
         let mut tasks = self.tasks.lock();
         loop {
-            if let Some((space, load)) = tasks.loads.pop_front() {
+            if let Some((space, load)) = tasks.take_load() {
                 return Task::Load(space, load);
             }
             if let Some(batch) = tasks.stores.last() {
@@ -111,7 +138,7 @@ impl Pager {
         let _ = thread::ask_for_short_slices();
         loop {
             match self.crew.wait() {
-                Task::Load(space, load) => self.finish_load(&space, load),
+                Task::Load(space, load) => self.finish_taken(&space, load),
                 Task::Store(batch) => {
                     if !self.store_part(&batch) {
                         self.crew.tasks.lock().stores.retain(|other| !Arc::ptr_eq(other, &batch));
@@ -119,6 +146,13 @@ impl Pager {
                 }
             }
         }
+    }
+
+    /// Finishes a load that was taken here.
+    pub(crate) fn finish_taken(&self, space: &Space, load: Load) {
+        let place = (space.id, load.chunk());
+        self.finish_load(space, load);
+        self.crew.done(place);
     }
 
     /// Gives staged pages to the engine, perhaps with the help of the crew; their slots, where it took them.

@@ -27,7 +27,7 @@ use crate::range::Range;
 use crate::space::{Fault, Outcome, Request, Space, State};
 use crate::swapin::Swapin;
 use crate::sys::uffd::{FillError, Message, Probe, Uffd};
-use crate::table::PageState;
+use crate::table::{CHUNK, PageState};
 
 impl Pager {
     /// Reads what the userfaultfd of `space` has to say and answers it, and what was left waiting before.
@@ -63,7 +63,7 @@ impl Pager {
                 self.finish_load(space, load);
             }
             while let Some((other, load)) = self.crew.take_load() {
-                self.finish_load(&other, load);
+                self.finish_taken(&other, load);
                 done = false;
                 // Whoever waits for a page comes first.
                 if space.uffd.is_readable() {
@@ -293,17 +293,18 @@ impl Pager {
             return;
         }
         let most = account.most_ahead();
-        let Some((start, window)) = state.readahead.ahead(page, |folio| folios.largest(folio.min(most))) else {
-            return;
-        };
-        let pages = (0..window as u64).map(|i| start + i * PAGE);
-        let mut pages: Vec<_> = pages.map_while(|page| state.table.stored(page)).collect();
-        if !pass.admits(space, pages.len() as u64) {
-            pages.clear();
+        while let Some((start, window)) = state.readahead.ahead(page, |folio| folios.largest(folio.min(most))) {
+            let mut pages = state.table.stored_run(start, window);
+            if !pass.admits(space, pages.len() as u64) {
+                pages.clear();
+            }
+            state.readahead.brought(start, window, start + pages.len() as u64 * PAGE);
+            if pages.is_empty() {
+                return;
+            }
+            state.begin_loading(&pages);
+            pass.load_ahead(space, &pages);
         }
-        state.readahead.brought(start, window, start + pages.len() as u64 * PAGE);
-        state.begin_loading(&pages);
-        pass.load_ahead(space, &pages);
     }
 
     /// What to bring for a fault at a stored page, that page first; and the window of its walk.
@@ -316,7 +317,7 @@ impl Pager {
             Swapin::Adaptive => {
                 let (most, spare) = (space.account().most_ahead(), space.account().spare());
                 let window = state.readahead.window(page, spare == 0, |window| folios.largest(window.min(most)));
-                let walk: Vec<_> = pages(page, window).map_while(stored).collect();
+                let walk = state.table.stored_run(page, window);
                 let around = folios.around(page, spare, |folio| state.table.absent(folio));
                 if walk.len() as u64 * PAGE >= around.len() {
                     return (window, walk);
@@ -442,10 +443,9 @@ impl Pager {
         }
         let mut state = space.lock();
         // What was unmapped, discarded or moved meanwhile is not filled; its event has been applied.
-        let still = |state: &State, (page, slot): (u64, Slot)| state.table.get(page) == PageState::Loading(slot);
-        let fit = pages.iter().take(loaded).take_while(|&&page| still(&state, page)).count();
+        let fit = state.table.loading(&pages[..loaded]);
         let (mut filled, mut answer) = (0, Answer::Done);
-        if corrupt && still(&state, pages[0]) {
+        if corrupt && state.table.loading(&pages[..1]) == 1 {
             if let Err(error) = space.uffd.poison(first) {
                 answer = Answer::from(space.after_failed_fill(&mut state, first, error));
             }
@@ -466,12 +466,11 @@ impl Pager {
             }
         }
         let mut stored_again = [false; PART];
-        for (i, &(page, slot)) in pages.iter().enumerate() {
-            if still(&state, (page, slot)) {
-                stored_again[i] = i >= filled;
-                state.table.set(page, if i < filled { PageState::Resident } else { PageState::Stored(slot) });
-            }
-        }
+        state.table.change(pages, |i, slot, now| {
+            let still = now == PageState::Loading(slot);
+            stored_again[i] = still && i >= filled;
+            still.then_some(if i < filled { PageState::Resident } else { PageState::Stored(slot) })
+        });
         if filled > 0 {
             space.account().counters().readahead.fetch_add((filled - usize::from(fault.is_some())) as u64, Relaxed);
         }
@@ -581,6 +580,11 @@ impl Load {
     pub fn new(fault: Option<Fault>, pages: Vec<(u64, Slot)>, account: Arc<dyn Account>) -> Load {
         account.load_begins(pages.len() as u64);
         Load { fault, pages, folio: None, account }
+    }
+
+    /// Which 2 MiB of address space it is in, but perhaps for its end.
+    pub fn chunk(&self) -> u64 {
+        self.pages[0].0 / CHUNK
     }
 }
 

@@ -295,9 +295,7 @@ impl State {
 
     /// Stored pages are about to be loaded.
     pub fn begin_loading(&mut self, pages: &[(u64, Slot)]) {
-        for &(page, slot) in pages {
-            self.table.set(page, PageState::Loading(slot));
-        }
+        self.table.change(pages, |_, slot, _| Some(PageState::Loading(slot)));
     }
 
     /// Whether a page may be evicted.

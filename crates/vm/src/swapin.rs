@@ -19,6 +19,7 @@ use uzswap_engine::{MAX_FOLIO_ORDER, UnknownName, named};
 
 use crate::PAGE;
 use crate::range::Range;
+use crate::table::CHUNK;
 
 /// The most pages that one fault brings: a large folio, and the next ahead of the reader.
 pub const MAX_WINDOW: usize = 2 << MAX_FOLIO_ORDER;
@@ -138,6 +139,9 @@ impl Folios {
 
 const WALKS: usize = 8;
 
+/// How far a long walk is followed ahead of its reader, in bytes: each thread that loads is to have a folio of its own.
+const AHEAD: u64 = 4 * CHUNK;
+
 /// The largest window where others have to go for what comes.
 const CAREFUL_WINDOW: usize = 64;
 
@@ -179,15 +183,15 @@ impl Readahead {
         pages
     }
 
-    /// Somebody has come for `page`, which is on its way. If it is in the last folio of a long walk, he will come for the next
-    /// one soon: where that begins, and how many pages to bring of it, as many as `most` leaves of a folio.
+    /// Somebody has come for `page`, which is on its way. If it is in one of the last folios of a long walk, he will come for the next one
+    /// soon: where that begins, and how many pages to bring of it, as many as `most` leaves of it.
     pub fn ahead(&mut self, page: u64, most: impl FnOnce(usize) -> usize) -> Option<(u64, usize)> {
-        const FOLIO: usize = 1 << MAX_FOLIO_ORDER;
         let left = |walk: &Walk| walk.next.wrapping_sub(page);
-        let is_near =
-            |walk: &&mut Walk| walk.window == MAX_WINDOW && (PAGE..=FOLIO as u64 * PAGE).contains(&left(walk));
+        let is_near = |walk: &&mut Walk| walk.window == MAX_WINDOW && (PAGE..=AHEAD).contains(&left(walk));
         let walk = self.walks.iter_mut().find(is_near)?;
-        let (start, pages) = (walk.next, most(FOLIO));
+        // Up to where a folio ends: one is filled beside the other, each by one thread.
+        let start = walk.next;
+        let pages = most(((CHUNK - start % CHUNK) / PAGE) as usize);
         walk.time = self.time;
         walk.gone += pages;
         walk.next = start + pages as u64 * PAGE;
@@ -296,14 +300,19 @@ mod tests {
             page += readahead.window(page, false, whole) as u64 * PAGE;
         }
         page += readahead.window(page, false, whole) as u64 * PAGE;
-        let folio = 512 * PAGE;
-        assert_eq!(readahead.ahead(page - folio - PAGE, whole), None, "the folio before");
+        assert_eq!(readahead.ahead(page - AHEAD - PAGE, whole), None, "it is far");
         assert_eq!(readahead.ahead(page, whole), None, "behind the walk");
-        assert_eq!(readahead.ahead(page - folio, whole), Some((page, 512)));
-        assert_eq!(readahead.ahead(page - PAGE, whole), None, "that has been brought");
-        assert_eq!(readahead.ahead(page + PAGE, |folio| folio / 2), Some((page + folio, 256)));
-        readahead.brought(page + folio, 256, page + folio);
-        assert_eq!(readahead.window(page + folio, false, whole), MAX_WINDOW);
+        // It began 1 page behind the beginning of a folio, and ends there, too.
+        assert_eq!(page % CHUNK, CHUNK - PAGE);
+        assert_eq!(readahead.ahead(page - CHUNK, whole), Some((page, 1)));
+        page += PAGE;
+        for _ in 0..3 {
+            assert_eq!(readahead.ahead(page - CHUNK, whole), Some((page, 512)));
+            page += CHUNK;
+        }
+        assert_eq!(readahead.ahead(page - CHUNK, |folio| folio / 2), Some((page, 256)));
+        readahead.brought(page, 256, page);
+        assert_eq!(readahead.window(page, false, whole), MAX_WINDOW);
     }
 
     #[test]

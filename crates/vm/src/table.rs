@@ -64,6 +64,60 @@ impl PageTable {
         }
     }
 
+    /// The pages from `address` on, up to the first that is not stored, at most so many.
+    pub fn stored_run(&self, address: u64, pages: usize) -> Vec<(u64, Slot)> {
+        let mut run = Vec::new();
+        let mut at = address;
+        while let Some(chunk) = self.chunks.get(&(at / CHUNK)) {
+            for word in &chunk.words[index(at)..] {
+                match unpack(*word) {
+                    PageState::Stored(slot) if run.len() < pages => run.push((at, slot)),
+                    _ => return run,
+                }
+                at += PAGE;
+            }
+        }
+        run
+    }
+
+    /// How many of the pages, from the first on, are loading from their slots.
+    pub fn loading(&self, pages: &[(u64, Slot)]) -> usize {
+        let mut loading = 0;
+        for pages in pages.chunk_by(in_one_chunk) {
+            let Some(chunk) = self.chunks.get(&(pages[0].0 / CHUNK)) else { break };
+            let is_loading = |(page, slot): &&(u64, Slot)| chunk.words[index(*page)] == pack(PageState::Loading(*slot));
+            let count = pages.iter().take_while(is_loading).count();
+            loading += count;
+            if count < pages.len() {
+                break;
+            }
+        }
+        loading
+    }
+
+    /// Has each of the pages that is not resident become what `to` says, if anything: of its index, its slot, and where it is.
+    pub fn change(&mut self, pages: &[(u64, Slot)], mut to: impl FnMut(usize, Slot, PageState) -> Option<PageState>) {
+        let mut first = 0;
+        for pages in pages.chunk_by(in_one_chunk) {
+            let number = pages[0].0 / CHUNK;
+            if let Some(chunk) = self.chunks.get_mut(&number) {
+                for (i, &(page, slot)) in pages.iter().enumerate() {
+                    let word = &mut chunk.words[index(page)];
+                    if *word != 0
+                        && let Some(state) = to(first + i, slot, unpack(*word))
+                    {
+                        *word = pack(state);
+                        chunk.used -= u16::from(*word == 0);
+                    }
+                }
+                if chunk.used == 0 {
+                    self.chunks.remove(&number);
+                }
+            }
+            first += pages.len();
+        }
+    }
+
     /// Records where the page at `address` is; gives where it was.
     pub fn set(&mut self, address: u64, state: PageState) -> PageState {
         let (number, word) = (address / CHUNK, pack(state));
@@ -119,6 +173,10 @@ impl PageTable {
             words.map(move |(i, word)| (number * CHUNK + i as u64 * PAGE, unpack(*word)))
         })
     }
+}
+
+fn in_one_chunk(one: &(u64, Slot), other: &(u64, Slot)) -> bool {
+    one.0 / CHUNK == other.0 / CHUNK
 }
 
 /// The place of a page in its chunk.
@@ -182,6 +240,30 @@ mod tests {
             for page in 0..2000 / 64 {
                 let folio = Range::sized(page * 64 * PAGE, 64 * PAGE);
                 prop_assert_eq!(table.absent(folio), model.range(folio.start..folio.end).count());
+            }
+            let stored = |page: u64| match model.get(&(page * PAGE)) {
+                Some(PageState::Stored(slot)) => Some((page * PAGE, *slot)),
+                _ => None,
+            };
+            for page in (0..2000).step_by(7) {
+                prop_assert_eq!(table.stored_run(page * PAGE, 5), (page..page + 5).map_while(stored).collect::<Vec<_>>());
+            }
+            // What is stored is loaded; every third page of it comes back.
+            let all: Vec<_> = (0..2000).filter_map(stored).collect();
+            table.change(&all, |_, slot, _| Some(PageState::Loading(slot)));
+            prop_assert_eq!(table.loading(&all), all.len());
+            let mut changed = Vec::new();
+            table.change(&all, |i, slot, now| {
+                assert_eq!(now, PageState::Loading(slot));
+                changed.push((all[i].0, slot));
+                (i % 3 == 0).then_some(PageState::Resident)
+            });
+            prop_assert_eq!(&changed, &all);
+            prop_assert_eq!(table.loading(&all), 0);
+            prop_assert_eq!(table.loading(&all[1.min(all.len())..]), 2.min(all.len().saturating_sub(1)));
+            for (i, (page, slot)) in all.iter().enumerate() {
+                prop_assert_eq!(table.get(*page), if i % 3 == 0 { PageState::Resident } else { PageState::Loading(*slot) });
+                table.set(*page, PageState::Stored(*slot));
             }
             let cut = Range::sized(cut.0 * PAGE, cut.1 * PAGE);
             let (inside, rest): (Vec<_>, Vec<_>) = model.into_iter().partition(|(address, _)| cut.contains(*address));
