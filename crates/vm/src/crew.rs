@@ -19,7 +19,7 @@ use crate::space::{Space, Worker};
 use crate::sys::thread;
 
 /// The most pages that one thread loads or stores at once: a folio.
-pub(crate) const PART: usize = 32;
+pub(crate) const PART: usize = 64;
 const _: () = assert!(PART <= 1 << MAX_FOLIO_ORDER);
 
 /// How many loads are looked at for one where nobody fills: the parts of two folios.
