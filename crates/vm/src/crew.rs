@@ -22,7 +22,7 @@ use crate::sys::thread;
 pub(crate) const PART: usize = 64;
 const _: () = assert!(PART <= 1 << MAX_FOLIO_ORDER);
 
-/// How many loads are looked at for one where nobody fills: the parts of two folios.
+/// How many loads are looked at for one where nobody fills: the parts of four folios.
 const MOST_LOOKED_AT: usize = 32;
 
 /// What the crew has to do.
@@ -40,8 +40,8 @@ struct Tasks {
     stores: Vec<Arc<Batch>>,
 }
 
-/// 2 MiB of an address space, by the number of both: what one page table of the kernel maps. It has a lock, which two who fill there
-/// would wait for at every page.
+/// 2 MiB of an address space, by the numbers of both: what one page table of the kernel maps. That has a lock, which two who fill
+/// there would wait for at every page.
 type Place = (u64, u64);
 
 enum Task {

@@ -59,7 +59,7 @@ impl State {
     }
 }
 
-/// The huge pages that are to be made, in the order in which they are due.
+/// The huge pages that are to be made, in the order in which they are due. No lock is taken under this one's.
 #[derive(Default)]
 pub(crate) struct Collapses {
     queue: Mutex<VecDeque<Due>>,
