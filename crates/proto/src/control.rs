@@ -173,7 +173,10 @@ impl Answer {
 
 #[cfg(test)]
 mod tests {
+    extern crate std;
+
     use super::*;
+    use std::format;
 
     #[test]
     fn headers_survive_the_wire() {
@@ -191,7 +194,8 @@ mod tests {
         let prefix = joined.prefix();
         let text = [str::from_utf8(&prefix).unwrap(), joined.agent].concat();
         assert_eq!(Joined::decode(&text), Some(joined));
-        for bad in ["", "4 ", &text[1..], &text.replacen(' ', "-", 1), &text.replacen('4', "3", 1)] {
+        let [version, other] = [crate::VERSION, crate::VERSION - 1].map(|version| format!("{version} "));
+        for bad in ["", &version, &text[1..], &text.replacen(' ', "-", 1), &text.replacen(&version, &other, 1)] {
             assert_eq!(Joined::decode(bad), None, "{bad}");
         }
     }
