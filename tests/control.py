@@ -550,9 +550,9 @@ def groups_come_and_go(context: Context, test):
         gone = wait_until(lambda: job.get("cgroup/one/two/cgroup.procs") == "", 10)
         removed = [job.ask("rmdir", group).returncode for group in ("one/two", "one")]
         yield check(f"groups-come-and-go: round {round}", unless(said == "True" and gone and removed == [0, 0], f"{said} {gone} {removed}"))
-        descriptors = len(os.listdir(f"/proc/{manager}/fd"))
+        descriptors = harness.descriptors(manager)
         before = before or descriptors
-    settled = wait_until(lambda: len(os.listdir(f"/proc/{manager}/fd")) <= before, 10)
+    settled = wait_until(lambda: harness.descriptors(manager) <= before, 10)
     yield check("groups-come-and-go: descriptors", unless(settled, f"{before} after the first round, {descriptors} after the last"),
                 unless(wait_until(lambda: "one/" not in job.ask("ls", "cgroup").stdout, 1), "a group is left"))
     outcome = job.end(test.seconds)
@@ -592,7 +592,7 @@ def control_hostile(context: Context, test):
         for client in clients:
             client.close()
 
-    before = len(os.listdir(f"/proc/{manager}/fd"))
+    before = harness.descriptors(manager)
     with job.besieged(garbage, half, flood, deaf, crowd):
         slow, asked, answered, end = 0.0, 0, 0, time.monotonic() + context.size(8, 60)
         while time.monotonic() < end:
@@ -602,8 +602,8 @@ def control_hostile(context: Context, test):
             asked += 1
             answered += job.ask("get", "parameters/zpool").stdout == "zsmalloc\n"
             slow = max(slow, time.monotonic() - start)
-    settled = wait_until(lambda: len(os.listdir(f"/proc/{manager}/fd")) <= before + 2, 10)
-    yield check("control-hostile: descriptors", unless(settled, f"{before} before, {len(os.listdir(f'/proc/{manager}/fd'))} after"))
+    settled = wait_until(lambda: harness.descriptors(manager) <= before + 2, 10)
+    yield check("control-hostile: descriptors", unless(settled, f"{before} before, {harness.descriptors(manager)} after"))
     yield check("control-hostile: still there", unless(job.get("parameters/zpool") == "zsmalloc\n", "no answer"),
                 unless(answered == asked and slow < 5, f"{answered} answers of {asked}, the slowest after {slow:.1f} s"))
     outcome = job.end(test.seconds)

@@ -374,7 +374,7 @@ def controlfs_mount(context: Context, test):
             thread.start()
         for thread in threads:
             thread.join()
-        descriptors = len(os.listdir(f"/proc/{manager}/fd"))
+        descriptors = harness.descriptors(manager)
         before = before or descriptors
     yield check("controlfs-mount: a crowd of readers keeps to a few connections", unless(descriptors <= before + 2, f"{before} descriptors, then {descriptors}"))
     outcome = tree.end(test.seconds)

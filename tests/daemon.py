@@ -358,7 +358,7 @@ def hostile(context: Context, test):
     manager = daemon.manager()
     job = daemon.memory("--cgroup", "good", "--memory-max", "32M")
     job.touch(64)
-    before, numbers = len(os.listdir(f"/proc/{manager}/fd")), itertools.count()
+    before, numbers = harness.descriptors(manager), itertools.count()
     # Somebody who has nothing to do with any of it.
     bystander = subprocess.Popen(["sleep", "1000"])
 
@@ -409,11 +409,11 @@ def hostile(context: Context, test):
     bystander.kill()
     bystander.wait()
     # Who was cut off between making a group and joining has left it behind, for whoever made it to remove.
-    settled = wait_until(lambda: len(os.listdir(f"/proc/{manager}/fd")) <= before + 2 and len(daemon.groups()) <= 1 + 4, 20)
+    settled = wait_until(lambda: harness.descriptors(manager) <= before + 2 and len(daemon.groups()) <= 1 + 4, 20)
     removed = all(daemon.ask("rmdir", group).returncode == 0 for group in daemon.groups() if group != "good")
     settled = settled and removed and daemon.groups() == ["good"]
     yield check(f"daemon-hostile: {rounds} rounds", unless(rounds > 3, "the good job was held up"),
-                unless(settled, f"{before} descriptors before, {len(os.listdir(f'/proc/{manager}/fd'))} after; groups {daemon.groups()[:9]}"))
+                unless(settled, f"{before} descriptors before, {harness.descriptors(manager)} after; groups {daemon.groups()[:9]}"))
     yield check("daemon-hostile: the good job is whole", whole(job.end()))
     outcome = daemon.end()
     yield check("daemon-hostile: ends", unless(outcome.status == 0, complaint(outcome)), *daemon.is_gone())

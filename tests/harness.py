@@ -50,6 +50,13 @@ def processes() -> list[int]:
     return [int(name) for name in os.listdir("/proc") if name.isdigit()]
 
 
+def descriptors(pid: int) -> int:
+    """How many descriptors a manager has. Each of its threads may come to have an io_uring: those do not count."""
+    links = [link(f"/proc/{pid}/fd/{number}") for number in os.listdir(f"/proc/{pid}/fd")]
+    rings = links.count("anon_inode:[io_uring]")
+    return len(links) - min(rings, len(os.listdir(f"/proc/{pid}/task")))
+
+
 def stat_fields(pid: int | str) -> list[bytes]:
     """/proc/PID/stat, or that of a thread PID/task/TID, from the state on: [state, ppid, pgrp, ...]; empty if it is gone."""
     return read(f"/proc/{pid}/stat").rpartition(b") ")[2].split()
