@@ -159,7 +159,10 @@ impl Zswap {
     /// Reads several entries, each with the number of its page, in the order in which they are on disk: all at once, and those
     /// that are neighbours in one piece.
     pub(crate) fn read_several(&self, entries: &[(usize, Sealed)], pages: &mut [Page]) -> Result<(), LoadError> {
-        let Some(swap) = self.swap.as_ref().filter(|_| !entries.is_empty()) else { return Ok(()) };
+        if entries.is_empty() {
+            return Ok(());
+        }
+        let swap = self.swap.as_ref().expect("what is on disk was written to a swap file");
         let units: u32 = entries.iter().map(|(_, sealed)| sealed.run().len).sum();
         let mut bytes = vec![0; units as usize * UNIT];
         let (mut rest, mut reads) = (bytes.as_mut_slice(), Vec::new());
@@ -171,11 +174,7 @@ impl Zswap {
             reads.push(ReadAt { offset: swapfile::offset(first), buffer: &mut buffer[..length] });
             rest = others;
         }
-        match &mut reads[..] {
-            [read] => swap.file.read_at(read.offset, read.buffer),
-            reads => swap.file.read_all(reads),
-        }
-        .map_err(LoadError::Io)?;
+        swap.file.read_all(&mut reads).map_err(LoadError::Io)?;
         let mut from = 0;
         for (index, sealed) in entries {
             let entry = &bytes[from..][..sealed.length as usize];

@@ -1,7 +1,7 @@
 //! Large tasks in parts, which several threads take: the crew, and whoever the task is for.
 //!
 //! 1. *Loads.* Of a large load the part that a thread of the program waits for is loaded by the thread that heard of it; the others
-//!    are put here, in the order in which they will be wanted.
+//!    are put here, in the order in which they will be wanted. Whoever takes one prefers the first where nobody else fills.
 //! 2. *Stores.* Staged pages are read and compressed in parts, by the thread that reclaims and by those of the crew that
 //!    have nothing else to do. It waits until all parts are done: so this is for who has time. While programs grow towards their
 //!    limit, one who helps may lose his processor to them, and let reclaim wait.

@@ -286,7 +286,7 @@ impl Pager {
         }
     }
 
-    /// Somebody has come for `page`, which is loading: has the folio after it loaded, too, if he will want it.
+    /// Somebody has come for `page`, which is loading: has the folios after it loaded, too, if he will want them.
     fn go_ahead(&self, space: &Space, state: &mut State, pass: &mut Pass, page: u64) {
         let (folios, account) = (self.folios(), space.account());
         if folios.rule() != Swapin::Adaptive || account.spare() == 0 {

@@ -28,8 +28,12 @@ pub fn probe() -> io::Result<()> {
     IoUring::new(1).map(drop)
 }
 
-/// Fills the buffers of all `reads`, as [`FileExt::read_exact_at`] each of them; one after another where there is no ring.
+/// Fills the buffers of all `reads`, as [`FileExt::read_exact_at`] each of them; one after another where there is no ring. A single
+/// one gains nothing by it.
 pub fn read_all(file: &File, reads: &mut [ReadAt<'_>]) -> io::Result<()> {
+    if let [read] = reads {
+        return file.read_exact_at(read.buffer, read.offset);
+    }
     RING.with_borrow_mut(|ring| match ring {
         Some(ring) => reads.chunks_mut(DEPTH).try_for_each(|reads| read_at_once(ring, file, reads)),
         None => reads.iter_mut().try_for_each(|read| file.read_exact_at(read.buffer, read.offset)),
