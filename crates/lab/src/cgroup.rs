@@ -5,6 +5,8 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::thread::sleep;
+use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 
@@ -95,7 +97,17 @@ impl Cgroup {
 
 impl Drop for Cgroup {
     fn drop(&mut self) {
-        if let Err(error) = fs::remove_dir(&self.path) {
+        // Who was killed is in it until its memory is gone.
+        const LOOKS: u32 = 100;
+        let mut removed = fs::remove_dir(&self.path);
+        for _ in 0..LOOKS {
+            if removed.is_ok() {
+                return;
+            }
+            sleep(Duration::from_millis(50));
+            removed = fs::remove_dir(&self.path);
+        }
+        if let Err(error) = removed {
             eprintln!("uzswap lab: cannot remove {}: {error}", self.path.display());
         }
     }

@@ -3,6 +3,7 @@
 use std::fs::{DirBuilder, File};
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::fs::DirBuilderExt;
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdout, Command, Stdio};
 use std::sync::Arc;
@@ -11,6 +12,7 @@ use std::thread::sleep;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
+use rustix::process::{Pid, Signal, kill_process_group};
 
 /// Set by SIGINT, SIGTERM and SIGHUP, instead of dying of them.
 #[derive(Debug, Clone)]
@@ -103,6 +105,7 @@ pub(crate) fn run_beside(
         .stdin(Stdio::null())
         .stdout(Stdio::null())
         .stderr(stderr)
+        .process_group(0)
         .spawn()
         .with_context(|| format!("cannot run {name}"))?;
     let status = loop {
@@ -110,7 +113,8 @@ pub(crate) fn run_beside(
             break status;
         }
         if let Err(error) = interrupt.check() {
-            child.kill()?;
+            // With all that it has started: no cgroup goes that somebody is in.
+            kill_process_group(Pid::from_child(&child), Signal::KILL)?;
             child.wait()?;
             return Err(error);
         }
