@@ -1,10 +1,12 @@
 """The limit as a promise: programs that grow as fast as they can, and somebody outside who looks every millisecond."""
 from __future__ import annotations
 
+import json
+import os
 import subprocess
 
 from behaviour import check, unless
-from suite import MIB, Context, test
+from suite import MIB, Context, complaint, test
 
 
 def allowed(limit: int) -> int:
@@ -63,3 +65,18 @@ def limits_of_groups(context: Context, test):
     limit, socket = 8 * MIB, context.directory() / "socket"
     argv = ["sh", "-c", GROUPS, context.uzswap, socket, context.program("growth")]
     yield twice(context, "limits-groups: 50 groups of a process", "single", limit, 4096 * MIB, argv, "--control", socket)
+
+
+@test("turns", 120)
+def turns(context: Context, test):
+    """More processes than processors that thrash take turns, find what they wrote, and none is forgotten; where they wait for each other
+    nobody is held up for long."""
+    processes, bytes_each, stats = 2 * len(os.sched_getaffinity(0)) + 2, 32 * MIB, context.directory() / "stats.json"
+    for how, seconds, least in (("work", 8, 1000), ("relay", 4, 1000)):
+        argv = [context.program("turns"), how, processes, bytes_each, seconds]
+        outcome = context.run(argv, "--quiet", "--memory-max", processes * bytes_each * 2 // 5, "--stats", stats, timeout=test.seconds)
+        counted = json.loads(stats.read_text())
+        touched, rested = int(outcome.stdout or 0), counted["rested"]
+        yield check(f"turns: {how}, {touched} pages, {rested} times somebody rested", unless(outcome.status == 0, complaint(outcome)),
+                    unless(touched >= least, f"one process has touched {touched} pages only in {seconds} s"),
+                    unless(how == "relay" or rested > 0, f"nobody rested: {counted}"))

@@ -277,11 +277,12 @@ impl Groups {
     }
 }
 
-const EVERY_COUNTER: [fn(&Counters) -> &AtomicU64; 10] = [
+const EVERY_COUNTER: [fn(&Counters) -> &AtomicU64; 11] = [
     |counters| &counters.pgmajfault,
     |counters| &counters.readahead,
     |counters| &counters.rescued,
     |counters| &counters.thp_collapse_alloc,
+    |counters| &counters.rested,
     |counters| &counters.zero_filled,
     |counters| &counters.pgscan,
     |counters| &counters.pgsteal,

@@ -25,6 +25,7 @@ mod pressure;
 mod reclaim;
 mod shrink;
 mod stall;
+mod turns;
 mod watch;
 
 mod swap_file;

@@ -1,10 +1,10 @@
 //! Keeping groups within their limits.
 //!
-//! Each round: measure; for each group whose charge is above its soft limit, evict a little from the largest of its processes
-//! and of those below it, store what has waited long enough, and have its part of the pool shrunk when they have little to
-//! give; let waiting faults try again. A group below `memory.min` is left alone, one below `memory.low` as long as
-//! others have something to give. When nothing can be reclaimed any more and a limit is still in the way, the largest process
-//! under it is killed, as the kernel would.
+//! Each round: measure; have processes take turns where they thrash (`turns`); for each group whose charge is above its soft
+//! limit, evict a little from those who rest, else from the largest of its processes and of those below it, store what has
+//! waited long enough, and have its part of the pool shrunk when they have little to give; let waiting faults try again. A
+//! group below `memory.min` is left alone, one below `memory.low` as long as others have something to give. When nothing can be
+//! reclaimed any more and a limit is still in the way, the largest process under it is killed, as the kernel would.
 
 use std::collections::{HashMap, HashSet};
 use std::ops::RangeInclusive;
@@ -20,6 +20,7 @@ use crate::control::{GroupId, Limit};
 use crate::groups::Groups;
 use crate::sessions::Session;
 use crate::shrink::ShrinkWorker;
+use crate::turns::{self, LoadControl};
 use crate::watch::Watch;
 
 /// Pages that one step evicts from a process, at least and at most.
@@ -57,6 +58,7 @@ pub struct Reclaimer {
     need: HashMap<GroupId, Need>,
     /// What the shrink worker had freed when it was last looked at.
     shrunk: u64,
+    load: LoadControl,
 }
 
 #[derive(Debug, Default)]
@@ -77,13 +79,14 @@ type Sizes<'a> = &'a [(Arc<Session>, u64)];
 impl Reclaimer {
     /// A reclaimer at rest.
     pub fn new(shrink_worker: Arc<ShrinkWorker>, watch: Arc<Watch>, taker: Taker, stop: Arc<AtomicBool>) -> Reclaimer {
-        Reclaimer { shrink_worker, watch, taker, stop, need: HashMap::new(), shrunk: 0 }
+        Reclaimer { shrink_worker, watch, taker, stop, need: HashMap::new(), shrunk: 0, load: LoadControl::new() }
     }
 
     /// Works until told to stop.
     pub fn run(mut self) {
         while !self.stop.load(Relaxed) {
             let sessions = self.watch.measure();
+            self.control_load(&sessions);
             let more = self.reclaim(&sessions);
             // Memory may have become free without reclaim.
             let waiting = self.let_waiting_try();
@@ -96,6 +99,10 @@ impl Reclaimer {
                 self.taker.groups.bell.wait(self.taker.groups.reclaim_pause());
                 continue;
             }
+            if self.load.is_holding() {
+                self.taker.groups.bell.wait(turns::LOOK);
+                continue;
+            }
             // Whoever is refused memory rings, and so does the watch as long as a group has too much.
             while !self.taker.groups.bell.wait(LONGEST_PAUSE) && !self.stop.load(Relaxed) {
                 self.taker.pager.hear_late_answers();
@@ -105,6 +112,16 @@ impl Reclaimer {
 
     fn is_any_exhausted(&self) -> bool {
         self.taker.groups.all().iter().any(|charge| charge.is_exhausted() && charge.excess() > 0)
+    }
+
+    /// Has processes that take each other's memory take turns.
+    fn control_load(&mut self, sessions: Sizes<'_>) {
+        let taker = &self.taker;
+        self.load.look(&taker.pager, |load| {
+            let charges = taker.groups.all();
+            let concerned = charges.iter().filter(|charge| charge.is_near() || load.concerns(charge.id));
+            concerned.map(|charge| (charge.id, taker.processes(charge, sessions))).collect()
+        });
     }
 
     /// Brings all charges nearer to their soft limits; tells whether there is more to do at once.
@@ -275,7 +292,37 @@ impl Taker {
         step.freed
     }
 
+    /// The processes of a group and below it that are not protected when it is reclaimed from.
+    fn processes(&self, charge: &Charge, sessions: Sizes<'_>) -> Vec<turns::Process> {
+        let free = |session: &Session| {
+            let own = session.charge();
+            own.is_below(charge.id) && own.current.load(Relaxed) > self.groups.protection(&own, charge.id, Limit::Low)
+        };
+        let sessions = sessions.iter().filter(|(session, _)| free(session));
+        sessions
+            .map(|(session, bytes)| {
+                let space = session.space.clone();
+                turns::Process { id: session.id, pid: session.pid, bytes: *bytes, space }
+            })
+            .collect()
+    }
+
+    /// Takes from those who rest first.
     fn step_through(&self, charge: &Charge, sessions: &[&(Arc<Session>, u64)], pages: usize, hurry: bool) -> Step {
+        let (resting, others): (Vec<_>, Vec<_>) = sessions.iter().partition(|(session, _)| session.space.rests());
+        if resting.is_empty() {
+            return self.step_evenly(charge, &others, pages, hurry);
+        }
+        // Nobody there comes for what waits for a second chance.
+        let step = self.step_evenly(charge, &resting, pages, true);
+        if step.moved + step.freed > 0 {
+            return step;
+        }
+        let rest = self.step_evenly(charge, &others, pages, hurry);
+        Step { able: step.able || rest.able, ..rest }
+    }
+
+    fn step_evenly(&self, charge: &Charge, sessions: &[&(Arc<Session>, u64)], pages: usize, hurry: bool) -> Step {
         let mut step = Step::default();
         let largest = sessions.first().map_or(0, |(_, bytes)| *bytes);
         let want = pages.min(*STEP_PAGES.end());

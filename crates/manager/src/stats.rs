@@ -40,6 +40,7 @@ pub struct Stats {
     pgscan: u64,
     pgsteal: u64,
     busy: u64,
+    rested: u64,
     stall_usec: u64,
     #[serde(flatten)]
     engine: Counters,
@@ -68,6 +69,7 @@ impl Stats {
             pgscan: counted(|counters| &counters.pgscan),
             pgsteal: counted(|counters| &counters.pgsteal),
             busy: counted(|counters| &counters.busy),
+            rested: counted(|counters| &counters.rested),
             stall_usec: counted(|counters| &counters.stall_usec),
             engine: all,
         }

@@ -127,7 +127,14 @@ impl Pager {
             for message in messages.drain(..) {
                 match message {
                     Message::Fault { address, write, tid } => {
-                        state.hear_of(Fault { page: address, write, tid, since: Instant::now(), stalls: false });
+                        state.hear_of(Fault {
+                            page: address,
+                            write,
+                            tid,
+                            since: Instant::now(),
+                            stalls: false,
+                            insists: false,
+                        });
                     }
                     Message::Change(change) => {
                         if let Change::Remove(range) = change {
@@ -229,7 +236,27 @@ impl Pager {
         state.waiting.extend(waiting);
     }
 
+    /// Has a process rest, as long as it may be evicted from: whoever of it comes for memory waits until it is to rest no longer.
+    /// Who finds all that he needs there goes on.
+    pub fn rest(&self, space: &Space, rests: bool) {
+        {
+            let mut state = space.lock();
+            state.rests = rests && self.evicting.load(Relaxed);
+            if state.rests {
+                return;
+            }
+            let resting = std::mem::take(&mut state.resting);
+            state.waiting.extend(resting);
+        }
+        self.service(space);
+    }
+
     fn try_answer(&self, space: &Space, state: &mut State, pass: &mut Pass, mut fault: Fault) {
+        if state.rests && !fault.insists && needs_memory(state, fault) {
+            space.stall(state, &mut fault);
+            state.resting.push(fault);
+            return;
+        }
         match self.answer(space, state, pass, &mut fault) {
             Answer::Done => answered(space, state, fault),
             Answer::Load(pages) => pass.load(space, fault, &pages),
@@ -392,7 +419,7 @@ impl Pager {
             None => {
                 pass.filled.push(Range::page(page));
                 space.account().counters().rescued.fetch_add(1, Relaxed);
-                state.heat.wanted(page, true);
+                space.wanted(state, page, true);
             }
             Some(error) => match space.after_failed_fill(state, page, error) {
                 Outcome::Retry => return Answer::Unsettled,
@@ -482,7 +509,7 @@ impl Pager {
                 state.waiting.push(fault);
             } else {
                 if filled > 0 {
-                    state.heat.wanted(fault.page, false);
+                    space.wanted(&mut state, fault.page, false);
                     space.account().counters().pgmajfault.fetch_add(1, Relaxed);
                 }
                 answered(space, &mut state, fault);
@@ -502,6 +529,16 @@ impl Pager {
                 }
             }
         }
+    }
+}
+
+/// Whether a fault takes memory that is not on its way yet.
+fn needs_memory(state: &State, fault: Fault) -> bool {
+    match state.table.get(fault.page) {
+        PageState::Loading(_) => false,
+        PageState::Stored(_) | PageState::Staged(_) => true,
+        // A child reports itself by its beacon.
+        PageState::Resident => fault.write && state.beacon != Some(fault.page),
     }
 }
 

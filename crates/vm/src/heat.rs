@@ -96,18 +96,20 @@ impl Heat {
         self.page(page).taken = now;
     }
 
-    /// A page that was taken is wanted again; perhaps while it was in the staging area still.
-    pub fn wanted(&mut self, page: u64, rescued: bool) {
+    /// A page that was taken is wanted again; perhaps while it was in the staging area still. Tells whether that is soon.
+    pub fn wanted(&mut self, page: u64, rescued: bool) -> bool {
         self.all_rescued += usize::from(rescued);
         let (now, least) = (self.now(), u8::from(self.sees_bursts()));
         let page = self.page(page);
         let away = now.wrapping_sub(page.taken);
-        if away <= ROUND / 2 {
+        let soon = away <= ROUND / 2;
+        if soon {
             page.level = (page.level + 1).min(HOT);
         } else if away > ROUND {
             page.level = page.level.saturating_sub(2);
         }
         page.passes = ((1 << page.level) >> 1).max(least);
+        soon
     }
 
     /// The pages of `range`, and perhaps some of the same 2 MiB around it, are like any that were never taken.

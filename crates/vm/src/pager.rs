@@ -88,6 +88,8 @@ pub struct Counters {
     pub discarded: AtomicU64,
     /// Huge pages that became one again after their pages had come back.
     pub thp_collapse_alloc: AtomicU64,
+    /// How often a process was made to rest, for others to have their turn.
+    pub rested: AtomicU64,
     /// Microseconds that threads of the job waited for pages and for memory.
     pub stall_usec: AtomicU64,
 }

@@ -25,6 +25,9 @@ impl Pager {
     /// Whether pages may be evicted. When this returns, none is about to be that must not be, but in conversations under way.
     pub fn set_evicting(&self, allowed: bool) {
         self.evicting.store(allowed, Relaxed);
+        if !allowed {
+            self.spaces().iter().for_each(|space| self.rest(space, false));
+        }
     }
 
     /// Brings back what was evicted from all programs. False if that is not done in time. Nothing may be evicted meanwhile.
@@ -74,7 +77,7 @@ impl Pager {
             }
             let started = Instant::now();
             for page in pages {
-                let fault = Fault { page: page.0, write: false, tid: 0, since: started, stalls: false };
+                let fault = Fault { page: page.0, write: false, tid: 0, since: started, stalls: false, insists: false };
                 self.finish_load(space, Load::new(Some(fault), vec![page], space.account()));
             }
         }
@@ -82,7 +85,8 @@ impl Pager {
         let state = space.lock();
         // What could not be loaded stays where it is.
         let away = |(_, state): &(u64, PageState)| matches!(state, PageState::Staged(_) | PageState::Loading(_));
-        let waiting = state.waiting.iter().chain(&state.starved).any(|fault| range.contains(fault.page));
+        let waiting =
+            state.waiting.iter().chain(&state.starved).chain(&state.resting).any(|fault| range.contains(fault.page));
         state.gone || !waiting && !state.table.list(range).iter().any(away)
     }
 

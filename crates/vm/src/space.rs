@@ -12,7 +12,7 @@
 
 use std::collections::VecDeque;
 use std::os::fd::{AsRawFd, RawFd};
-use std::sync::atomic::{AtomicI64, AtomicU32, AtomicUsize, Ordering::Relaxed};
+use std::sync::atomic::{AtomicI64, AtomicU32, AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, LazyLock};
 use std::time::{Duration, Instant};
 
@@ -45,6 +45,8 @@ pub struct Space {
     pub(crate) pace: Pace,
     /// Bytes that were filled, less those that were discarded.
     brought: AtomicI64,
+    /// Pages that were wanted again soon after they had been taken.
+    missed: AtomicU64,
     /// Held by whoever talks to the worker; before `state` in the lock order.
     pub(crate) conversation: Mutex<()>,
 }
@@ -105,6 +107,8 @@ pub(crate) struct Fault {
     pub since: Instant,
     /// It was found to wait for memory, and is among `State::stalled`.
     pub stalls: bool,
+    /// The thread does not sleep while it waits: it is answered though its process rests.
+    pub insists: bool,
 }
 
 /// What a worker has been asked for and not yet answered.
@@ -163,6 +167,9 @@ pub(crate) struct State {
     pub waiting: Vec<Fault>,
     /// Those that wait for memory, in the order in which they came.
     pub starved: VecDeque<Fault>,
+    /// Its threads are to get no memory for a while; and those who have come for some since.
+    pub rests: bool,
+    pub resting: Vec<Fault>,
     /// The threads that wait for memory: for a page that was taken from them, or for the limit.
     pub stalled: Vec<u32>,
     /// Whom this was told.
@@ -179,8 +186,8 @@ pub(crate) struct State {
 impl Space {
     pub(crate) fn new(id: u64, uffd: Uffd, state: State, account: Arc<dyn Account>) -> Space {
         let (account, state) = (RwLock::new(account), Mutex::new(state));
-        let (fills, pace, brought, conversation) = Default::default();
-        Space { id, uffd, account, state, fills, pace, brought, conversation }
+        let (fills, pace, brought, missed, conversation) = Default::default();
+        Space { id, uffd, account, state, fills, pace, brought, missed, conversation }
     }
 
     /// Who pays for what becomes resident and for what is stored from now on.
@@ -266,15 +273,36 @@ impl Space {
         self.brought.load(Relaxed)
     }
 
+    /// A page that was taken is wanted again; perhaps while it was in the staging area still.
+    pub(crate) fn wanted(&self, state: &mut State, page: u64, rescued: bool) {
+        let soon = state.heat.wanted(page, rescued);
+        self.missed.fetch_add(u64::from(soon || rescued), Relaxed);
+    }
+
+    /// How many pages were wanted again soon after they had been taken: within half a round of reclaim through the process.
+    pub fn missed(&self) -> u64 {
+        self.missed.load(Relaxed)
+    }
+
+    /// Whether threads have come for pages of whom nobody has heard yet.
+    pub fn is_to_be_heard(&self) -> bool {
+        self.uffd.is_readable()
+    }
+
     /// The worker, if the process has one.
     pub fn worker(&self) -> Option<Arc<Worker>> {
         self.lock().worker.clone()
     }
 
-    /// Whether threads of the program wait for memory, or to be heard.
+    /// Whether threads of the program wait for memory, or to be heard. Those of a process that rests do not count.
     pub fn has_waiting(&self) -> bool {
         let state = self.lock();
         !(state.waiting.is_empty() && state.starved.is_empty() && state.unheard.is_empty())
+    }
+
+    /// Whether its threads get no memory ([`crate::pager::Pager::rest`]).
+    pub fn rests(&self) -> bool {
+        self.lock().rests
     }
 
     /// Pages in the staging area.
@@ -414,8 +442,13 @@ impl State {
     /// One that faults in the kernel while a signal is pending, or ptrace wants it to stop, does not sleep: it comes again and
     /// again for the same page, thousands of times while it waits for memory. That is one fault.
     pub fn hear_of(&mut self, fault: Fault) {
-        let known = |other: &&mut Fault| (other.page, other.tid) == (fault.page, fault.tid);
-        match self.starved.iter_mut().chain(&mut self.waiting).find(known) {
+        let known = |other: &Fault| (other.page, other.tid) == (fault.page, fault.tid);
+        if let Some(place) = self.resting.iter().position(known) {
+            let other = self.resting.swap_remove(place);
+            self.waiting.push(Fault { write: other.write | fault.write, insists: true, ..other });
+            return;
+        }
+        match self.starved.iter_mut().chain(&mut self.waiting).find(|other| known(other)) {
             Some(other) => other.write |= fault.write,
             None => self.waiting.push(fault),
         }
@@ -427,6 +460,7 @@ impl State {
         self.empty(engine, Range::new(0, u64::MAX));
         self.waiting.clear();
         self.starved.clear();
+        self.resting.clear();
         self.worker = None;
     }
 }

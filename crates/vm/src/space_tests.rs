@@ -344,7 +344,7 @@ fn a_stall_is_ended_with_whom_it_was_begun_with() {
     let file = std::fs::File::open("/dev/null").unwrap();
     let space = Space::new(1, std::os::fd::OwnedFd::from(file).into(), State::default(), one.clone());
     let told = || [&one, &two].map(|told| (told.begun.load(Relaxed), told.ended.load(Relaxed)));
-    let fault = |tid| Fault { page: 0, write: false, tid, since: Instant::now(), stalls: false };
+    let fault = |tid| Fault { page: 0, write: false, tid, since: Instant::now(), stalls: false, insists: false };
     let (mut a, mut b, other) = (fault(7), fault(8), fault(7));
     let state = &mut *space.lock();
     space.stall(state, &mut a);
@@ -367,7 +367,7 @@ fn a_stall_is_ended_with_whom_it_was_begun_with() {
 
 #[test]
 fn who_comes_again_for_the_same_page_waits_once() {
-    let fault = |page, tid, write| Fault { page, write, tid, since: Instant::now(), stalls: false };
+    let fault = |page, tid, write| Fault { page, write, tid, since: Instant::now(), stalls: false, insists: false };
     let mut state = State::default();
     let starved = fault(0x1000, 7, false);
     state.starved.push_back(starved);
@@ -379,4 +379,11 @@ fn who_comes_again_for_the_same_page_waits_once() {
     assert_eq!((state.starved.len(), state.starved[0].write, state.starved[0].since), (1, true, starved.since));
     let waiting: Vec<_> = state.waiting.iter().map(|fault| (fault.page, fault.tid, fault.write)).collect();
     assert_eq!(waiting, [(0x1000, 8, false), (0x2000, 7, true)]);
+    // One who is to rest and does not sleep goes on.
+    state.resting.push(fault(0x3000, 7, true));
+    state.hear_of(fault(0x3000, 8, false));
+    assert_eq!((state.resting.len(), state.waiting.last().map(|fault| fault.insists)), (1, Some(false)));
+    state.hear_of(fault(0x3000, 7, false));
+    let last = state.waiting.last().map(|fault| (fault.tid, fault.write, fault.insists));
+    assert_eq!((state.resting.len(), last), (0, Some((7, true, true))));
 }

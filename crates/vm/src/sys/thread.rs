@@ -42,6 +42,19 @@ pub fn processor_time() -> Duration {
     Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
 }
 
+/// What all threads of a process have had of the processors; `None` if it is gone.
+pub fn processor_time_of(process: i32) -> Option<Duration> {
+    let (mut clock, mut time) = (0, libc::timespec { tv_sec: 0, tv_nsec: 0 });
+    // SAFETY: both are ours.
+    unsafe {
+        if libc::clock_getcpuclockid(process, &raw mut clock) != 0 {
+            return None;
+        }
+        super::check(libc::clock_gettime(clock, &raw mut time)).ok()?;
+    }
+    Some(Duration::new(time.tv_sec as u64, time.tv_nsec as u32))
+}
+
 /// The calling thread and another process on one processor, as long as this lives.
 ///
 /// Two that wait for each other in turn gain nothing by a second processor. It would be idle whenever it is to go on, and to
