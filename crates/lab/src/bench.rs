@@ -7,10 +7,11 @@
 mod plot;
 mod works;
 
-use std::cell::OnceCell;
+use std::cell::{OnceCell, RefCell};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use serde_json::json;
@@ -209,6 +210,8 @@ pub(crate) struct Bench<'a> {
     programs: BTreeMap<&'static str, PathBuf>,
     /// Bytes that the project is made in.
     limit: OnceCell<u64>,
+    /// How long that took under uzswap the last time.
+    made_in: RefCell<Option<Duration>>,
     // Undone in this order: the swap file is among the scratch.
     cgroup: Option<Cgroup>,
     kernel: Option<KernelZswap>,
@@ -245,12 +248,23 @@ impl Bench<'_> {
     /// Runs a command to its end; what it says on stderr. An error if the kernel's zswap has not been used where it is
     /// measured, or has been where it is not.
     pub fn run(&self, side: Side, command: &mut Command, must_swap: bool) -> Result<String> {
+        self.run_within(side, command, must_swap, None)
+    }
+
+    /// The same; what takes longer than `most` is ended, with [`Overdue`](crate::program::Overdue).
+    pub fn run_within(
+        &self,
+        side: Side,
+        command: &mut Command,
+        must_swap: bool,
+        most: Option<Duration>,
+    ) -> Result<String> {
         if let Some(kernel) = &self.kernel {
             kernel.enable(side.is_zswap(), side == Side::Shrinker)?;
         }
         let before = stored_since_boot();
         let mut kept = Kept::default();
-        let words = run_beside(command, &self.scratch, &self.interrupt, || kept.look());
+        let words = run_beside(command, &self.scratch, &self.interrupt, most, || kept.look());
         if let (true, Some(cgroup)) = (side.is_zswap(), &self.cgroup) {
             cgroup.note(&kept);
         }
@@ -376,8 +390,8 @@ fn set_up(options: &Options) -> Result<Bench<'_>> {
     }
     tell!("medians of {} runs; {} MiB of data at most", options.runs, options.size >> 20)?;
     tell!("{:<30}{:>12}{:>14}{:>16}{:>10}{:>10}", "", "", "uzswap", "other", "value", "asked")?;
-    let limit = OnceCell::new();
-    Ok(Bench { options, interrupt, programs, limit, cgroup: cgroup.ok(), kernel: kernel.ok(), scratch })
+    let (limit, made_in) = Default::default();
+    Ok(Bench { options, interrupt, programs, limit, made_in, cgroup: cgroup.ok(), kernel: kernel.ok(), scratch })
 }
 
 /// Cells that some line compares, directly or by way of others, are together.

@@ -9,7 +9,7 @@ use std::process::{Child, ChildStdout, Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::sleep;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use rustix::process::{Pid, Signal, kill_process_group};
@@ -87,16 +87,30 @@ pub(crate) fn build(name: &str, source: &str, scratch: &Scratch, interrupt: &Int
 
 /// Runs the command to its end and returns what it wrote to stderr; anything but success is an error.
 pub(crate) fn run(command: &mut Command, scratch: &Scratch, interrupt: &Interrupt) -> Result<String> {
-    run_beside(command, scratch, interrupt, || {})
+    run_beside(command, scratch, interrupt, None, || {})
 }
 
-/// The same; meanwhile does something a hundred times a second.
+/// A program was ended because it took too long.
+#[derive(Debug)]
+pub(crate) struct Overdue;
+
+impl std::fmt::Display for Overdue {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("took too long")
+    }
+}
+
+impl std::error::Error for Overdue {}
+
+/// The same; meanwhile does something a hundred times a second. What takes longer than `most` is ended with [`Overdue`].
 pub(crate) fn run_beside(
     command: &mut Command,
     scratch: &Scratch,
     interrupt: &Interrupt,
+    most: Option<Duration>,
     mut beside: impl FnMut(),
 ) -> Result<String> {
+    let start = Instant::now();
     interrupt.check()?;
     let path = scratch.path().join("stderr");
     let name = command.get_program().to_string_lossy().into_owned();
@@ -112,7 +126,8 @@ pub(crate) fn run_beside(
         if let Some(status) = child.try_wait()? {
             break status;
         }
-        if let Err(error) = interrupt.check() {
+        let overdue = most.is_some_and(|most| start.elapsed() > most);
+        if let Err(error) = interrupt.check().and(if overdue { Err(Overdue.into()) } else { Ok(()) }) {
             // With all that it has started: no cgroup goes that somebody is in.
             kill_process_group(Pid::from_child(&child), Signal::KILL)?;
             child.wait()?;
