@@ -477,7 +477,7 @@ def groups_pressure(context: Context, test):
     _, calm = job.start("calm", 16)
     job.start("up/spins", "spin")
     started = time.monotonic()
-    _, said = job.start("up/small", 40)
+    _, said = job.start("up/small", 160)
     took = time.monotonic() - started
     averaged = wait_until(lambda: pressure("")["some"]["avg10"] > 0, 5)
     small, above, root, quiet = (pressure(group) for group in ("up/small/", "up/", "", "calm/"))
