@@ -8,7 +8,8 @@
 //! 2. Then only as many of its processes that miss pages, or grow, have a *turn* as keep the processors busy, by the time that their
 //!    threads run or wait for memory. The others *rest*: who of them comes for memory waits ([`Pager::rest`]), and from them
 //!    reclaim takes first. Who neither misses nor grows, or is protected by `memory.low`, is left alone.
-//! 3. A turn lasts several times as long as it takes to bring the process's memory back. Then whoever has rested the longest is next.
+//! 3. A turn lasts several times as long as it takes to bring the process's memory back, unless too many wait. Then whoever has
+//!    rested the longest is next.
 //! 4. Who has a turn and waits for something else than memory makes room for another: it may wait for just that one. And when
 //!    processors have little to do and nobody misses much, one more goes on. So nobody waits for long for one who rests.
 //!
@@ -42,6 +43,9 @@ const WORTH: u32 = 4;
 
 /// The shortest and the longest turn.
 const TURN: [Duration; 2] = [Duration::from_millis(250), Duration::from_secs(4)];
+
+/// Turns are shorter where so many wait for theirs that one would rest for longer than this.
+const LONGEST_REST: Duration = Duration::from_secs(10);
 
 /// How many threads may want to run for each processor: they are not all ready to all the time.
 const MOST_LOAD: f64 = 1.2;
@@ -136,19 +140,31 @@ impl LoadControl {
         }
     }
 
-    /// What a process has done since the last look.
+    /// What a process of a group has done since the last look.
     fn see(&self, process: &Process, group: Option<&Turns>, seen: &mut HashMap<u64, Before>) -> Look {
         let (id, bytes, space) = (process.id, process.bytes, &process.space);
-        let now = (space.missed(), processor_time_of(process.pid).unwrap_or_default(), bytes);
+        // Nobody pays for this where nobody thrashes.
+        let group = group.filter(|group| group.is_alert(self.processors));
+        let ran = group.and_then(|_| processor_time_of(process.pid)).unwrap_or_default();
+        let now = (space.missed(), ran, bytes);
         let before = self.before.get(&id).copied().unwrap_or(now);
         seen.insert(id, now);
         let (missed, ran, grown) = (now.0 - before.0, now.1.saturating_sub(before.1), bytes.saturating_sub(before.2));
-        let concerns = missed > 0 || grown > GROWN || group.is_some_and(|turns| turns.members.contains_key(&id));
-        let stalled = if concerns { space.stalled() } else { Vec::new() };
-        let runs = concerns && (space.is_to_be_heard() || runs_besides(process.pid, &stalled));
-        let busy = stalled.len() + usize::from(runs);
+        let is_busy = |group: &Turns| match group.members.get(&id) {
+            Some(member) => !member.rests,
+            None => missed > 0 || grown > GROWN,
+        };
+        let busy = if group.is_some_and(is_busy) { busy(process) } else { 0 };
         Look { id, missed, ran, busy, bytes, grown }
     }
+}
+
+/// How many threads of a process run or wait for memory at this moment; all those who run, or have not been heard yet, count as
+/// one.
+fn busy(process: &Process) -> usize {
+    let stalled = process.space.stalled();
+    let runs = process.space.is_to_be_heard() || runs_besides(process.pid, &stalled);
+    stalled.len() + usize::from(runs)
 }
 
 /// What a process has done in a while.
@@ -158,8 +174,7 @@ struct Look {
     /// Pages that it wanted soon after they had been taken.
     missed: u64,
     ran: Duration,
-    /// How many of its threads run or wait for memory at this moment; all those who run, or have not
-    /// been heard yet, count as one.
+    /// [`busy`], of those for whom that matters.
     busy: usize,
     bytes: u64,
     /// By how many bytes it has grown.
@@ -186,6 +201,11 @@ struct Member {
 }
 
 impl Turns {
+    /// Whether it is to be looked more closely.
+    fn is_alert(&self, processors: usize) -> bool {
+        self.rate > THRASHING / 2.0 * processors as f64 || !self.members.is_empty()
+    }
+
     fn rests(&self, id: u64) -> bool {
         self.members.get(&id).is_some_and(|member| member.rests)
     }
@@ -209,23 +229,27 @@ impl Turns {
                 }
             }
         }
-        let Some(&next) = self.in_order(true).first() else { return };
-        let (load, ran) = (self.load(), looks.iter().map(|look| look.ran).sum::<Duration>());
+        let (active, resting) = (self.in_order(false), self.in_order(true));
+        let Some(&next) = resting.first() else { return };
+        let ran: Duration = looks.iter().map(|look| look.ran).sum();
         if self.rate > thrashing / 4.0 || ran > elapsed * processors as u32 / 4 * 3 {
             self.calm_since = None;
         }
         let calm = now - *self.calm_since.get_or_insert(now) >= CALM;
-        let first = self.in_order(false).first().copied();
-        let over = first.filter(|id| !calm && now - self.members[id].since >= turn(self.members[id].bytes));
-        let has_room = first.is_none() || load + self.members[&next].load <= most;
-        if let (Some(first), false) = (over, has_room) {
-            self.turn(first, true, now);
-        }
-        if has_room || calm || over.is_some() {
+        if calm || active.is_empty() || self.load() + self.members[&next].load <= most {
             self.turn(next, false, now);
-        }
-        if calm {
             self.calm_since = None;
+            return;
+        }
+        let longest = LONGEST_REST * active.len() as u32 / resting.len() as u32;
+        for (first, next) in active.into_iter().zip(resting) {
+            let Member { since, bytes, .. } = self.members[&first];
+            // At the look that is nearest.
+            if now - since + LOOK / 2 < turn(bytes).min(longest) {
+                break;
+            }
+            self.turn(first, true, now);
+            self.turn(next, false, now);
         }
     }
 
@@ -420,6 +444,21 @@ mod tests {
         assert!(machine.turns.rests(9));
         machine.look(&[1, 2, 3, 9, 10], |id| if id == 10 { compute(id) } else { thrash(id) });
         assert!(!machine.turns.rests(10), "it takes nothing from anybody");
+    }
+
+    #[test]
+    fn of_many_each_has_its_turn_soon() {
+        let mut machine = Machine::new();
+        let ids: Vec<u64> = (0..200).collect();
+        let mut rested = [0; 200];
+        for look in 0..2000 {
+            machine.look(&ids, |id| Look { bytes: 1 << 30, ..thrash(id) });
+            for (id, rested) in rested.iter_mut().enumerate() {
+                *rested = if machine.turns.rests(id as u64) { *rested + 1 } else { 0 };
+                assert!(*rested <= 240, "{id} has rested for {rested} looks at the {look}th");
+            }
+        }
+        assert!((198..=199).contains(&machine.resting().len()), "{:?}", machine.resting().len());
     }
 
     #[test]

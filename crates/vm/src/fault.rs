@@ -37,27 +37,28 @@ impl Pager {
 
     /// As [`Pager::service`], and goes on as long as `more` finds that there is more to come.
     ///
-    /// While a thread is here the userfaultfd is reported to no other, unless several faults wait at once.
+    /// While a thread is here the userfaultfd is reported to no other, unless several faults wait at once. Afterwards it is, unless
+    /// threads wait for memory that do not sleep meanwhile: then whoever has made room comes here.
     pub(crate) fn service_while(&self, space: &Space, more: impl Fn() -> bool) {
         let mut tries = 0;
         loop {
             let mut pass = Pass::default();
-            let news = {
+            let (heard, starving) = {
                 let mut state = space.lock();
                 if state.gone || matches!(state.request, Some(Request::Evict { .. })) {
                     // Whoever finishes the request comes here.
                     return;
                 }
-                let news = self.drain(space, &mut state);
+                let heard = self.drain(space, &mut state);
                 self.answer_some(space, &mut state, &mut pass);
-                news
+                (heard, !state.starved.is_empty())
             };
             space.account().admitted();
             pass.filled.iter().for_each(|range| space.uffd.wake(*range));
             if pass.loads.len() > 1 {
                 self.rearm(space);
             }
-            let mut done = !news && !pass.unsettled && pass.loads.is_empty();
+            let mut done = !heard.news && !pass.unsettled && pass.loads.is_empty();
             self.spread(space, pass.ahead);
             for load in pass.loads {
                 self.finish_load(space, load);
@@ -73,9 +74,15 @@ impl Pager {
             }
             if pass.unsettled {
                 wait_for_program(&space.uffd, &mut tries);
-            } else if done && !more() {
-                self.rearm(space);
-                return;
+            } else if done {
+                if heard.again && starving {
+                    // One that does not sleep would have us hear of nothing else. Reclaim looks after those who wait for it.
+                    return;
+                }
+                if !more() {
+                    self.rearm(space);
+                    return;
+                }
             }
         }
     }
@@ -92,9 +99,8 @@ impl Pager {
         }
     }
 
-    /// Reads all there is to read, applies changes of the layout and forks, and leaves the faults in `waiting`. Tells
-    /// whether there was anything.
-    pub(crate) fn drain(&self, space: &Space, state: &mut State) -> bool {
+    /// Reads all there is to read, applies changes of the layout and forks, and leaves the faults in `waiting`.
+    pub(crate) fn drain(&self, space: &Space, state: &mut State) -> Heard {
         // What is being filled is filled as the layout was before anything of this is known. Nobody begins meanwhile.
         // It is soon done, mostly before one would be asleep.
         const LOOKS: usize = 100;
@@ -103,7 +109,7 @@ impl Pager {
                 break;
             }
             if state.unheard.is_empty() && !space.uffd.is_readable() {
-                return false;
+                return Heard::default();
             }
             if look == LOOKS {
                 drop(space.fills.write());
@@ -112,7 +118,7 @@ impl Pager {
             std::thread::yield_now();
         }
         let (mut events, mut forks): (Vec<Event>, Vec<Uffd>) = Default::default();
-        let (mut news, mut tries) = (false, 0);
+        let (mut heard, mut tries) = (Heard::default(), 0);
         let mut messages = std::mem::take(&mut state.unheard);
         loop {
             let read_all = match space.uffd.read(&mut messages) {
@@ -120,10 +126,9 @@ impl Pager {
                 Err(error) => {
                     self.host.kill(space.id, &format!("its memory events cannot be read: {error}"));
                     state.gone = true;
-                    return false;
+                    return Heard::default();
                 }
             };
-            news |= !messages.is_empty();
             for message in messages.drain(..) {
                 match message {
                     Message::Fault { address, write, tid } => {
@@ -145,13 +150,14 @@ impl Pager {
                     }
                     Message::Fork(child) => forks.push(child),
                 }
+                heard.news = true;
             }
             if !read_all {
                 continue;
             }
             if let Some(ordered) = self.order(space, state, &events, forks.len()) {
                 self.settle(space, state, ordered, forks);
-                return news;
+                return heard;
             }
             wait_for_program(&space.uffd, &mut tries);
         }
@@ -549,6 +555,15 @@ fn answered(space: &Space, state: &mut State, fault: Fault) {
 
 fn may_fill_ahead(space: &Space, state: &State, page: u64) -> bool {
     state.registered.contains(page) && state.table.get(page) == PageState::Resident && space.account().admit(1)
+}
+
+/// What was read.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Heard {
+    /// Something that was not known.
+    news: bool,
+    /// A fault that was known: its thread does not sleep.
+    again: bool,
 }
 
 /// What became of a fault.
