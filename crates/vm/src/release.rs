@@ -81,12 +81,17 @@ impl Pager {
                 self.finish_load(space, Load::new(Some(fault), vec![page], space.account()));
             }
         }
+        {
+            // What has come back is not waited for, whoever rests.
+            let state = &mut *space.lock();
+            let back = state.resting.extract_if(.., |fault| range.contains(fault.page));
+            state.waiting.extend(back.map(|fault| Fault { insists: true, ..fault }));
+        }
         self.service(space);
         let state = space.lock();
         // What could not be loaded stays where it is.
         let away = |(_, state): &(u64, PageState)| matches!(state, PageState::Staged(_) | PageState::Loading(_));
-        let waiting =
-            state.waiting.iter().chain(&state.starved).chain(&state.resting).any(|fault| range.contains(fault.page));
+        let waiting = state.waiting.iter().chain(&state.starved).any(|fault| range.contains(fault.page));
         state.gone || !waiting && !state.table.list(range).iter().any(away)
     }
 
