@@ -1,7 +1,7 @@
-/* turns work|signals|relay PROCESSES BYTES SECONDS: so many processes, each with BYTES of memory, touch pages of it at random, check
- * what they find there and change it, all of them together for SECONDS. With "work" each for itself, while a part of each page
- * is read from a file and, in one of them, signals come; with "signals" they come in all; with "relay" one process goes after the
- * other, when the one before it has touched some pages. Says how many pages the least busy of them has touched. */
+/* turns work|relay PROCESSES BYTES SECONDS: so many processes, each with BYTES of memory, touch pages of it at random, check what
+ * they find there and change it, all of them together for SECONDS. With "work" each for itself, while a part of each page is
+ * read from a file and, in one of them, signals come; with "relay" one after the other: each goes on when the one before it has
+ * touched some pages. Says how many pages the least busy of them has touched. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
@@ -103,10 +103,10 @@ int main(int argc, char **argv)
 	int processes = argc == 5 ? atoi(argv[2]) : 0, failed = 0;
 
 	if (processes < 1 || processes > 1024) {
-		fprintf(stderr, "turns work|signals|relay PROCESSES BYTES SECONDS\n");
+		fprintf(stderr, "turns work|relay PROCESSES BYTES SECONDS\n");
 		return 2;
 	}
-	int relay = strcmp(argv[1], "relay") == 0, all = strcmp(argv[1], "signals") == 0;
+	int relay = strcmp(argv[1], "relay") == 0;
 	double until = now() + atof(argv[4]);
 	int (*pipes)[2] = calloc(processes, sizeof *pipes);
 	uint64_t *touched =
@@ -130,7 +130,7 @@ int main(int argc, char **argv)
 				if (pipes[j][1] != to)
 					close(pipes[j][1]);
 			}
-			touched[i] = touch(i, relay, all || (!relay && i == 0), strtoull(argv[3], NULL, 0), until, from, to);
+			touched[i] = touch(i, relay, !relay && i == 0, strtoull(argv[3], NULL, 0), until, from, to);
 			_exit(0);
 		}
 	}

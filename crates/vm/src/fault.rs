@@ -4,7 +4,7 @@
 //!    are applied in the order in which they happened; faults are put with those that wait.
 //! 2. Waiting faults are answered: zeros for a page that was never touched, a copy for a staged one. A stored page, and
 //!    what is to come with it (`swapin`), is marked as loading. Those for whom there is no memory queue up; only the first of
-//!    them is tried again, so that an answer costs the same however many wait.
+//!    them is tried again, so that an answer costs the same however many wait. Of a process that rests ([`Pager::rest`]) all wait.
 //! 3. Without the lock, loading pages are decompressed. Those that under it are still loading are filled, without it again: so
 //!    threads fill beside each other, but none while messages are read ([`Space::fills`]). A large load goes in parts, of which
 //!    others may take some (`crew`).
@@ -37,28 +37,27 @@ impl Pager {
 
     /// As [`Pager::service`], and goes on as long as `more` finds that there is more to come.
     ///
-    /// While a thread is here the userfaultfd is reported to no other, unless several faults wait at once. Afterwards it is, unless
-    /// threads wait for memory that do not sleep meanwhile: then whoever has made room comes here.
+    /// While a thread is here the userfaultfd is reported to no other, unless several faults wait at once.
     pub(crate) fn service_while(&self, space: &Space, more: impl Fn() -> bool) {
         let mut tries = 0;
         loop {
             let mut pass = Pass::default();
-            let (heard, starving) = {
+            let news = {
                 let mut state = space.lock();
                 if state.gone || matches!(state.request, Some(Request::Evict { .. })) {
                     // Whoever finishes the request comes here.
                     return;
                 }
-                let heard = self.drain(space, &mut state);
+                let news = self.drain(space, &mut state);
                 self.answer_some(space, &mut state, &mut pass);
-                (heard, !state.starved.is_empty())
+                news
             };
             space.account().admitted();
             pass.filled.iter().for_each(|range| space.uffd.wake(*range));
             if pass.loads.len() > 1 {
                 self.rearm(space);
             }
-            let mut done = !heard.news && !pass.unsettled && pass.loads.is_empty();
+            let mut done = !news && !pass.unsettled && pass.loads.is_empty();
             self.spread(space, pass.ahead);
             for load in pass.loads {
                 self.finish_load(space, load);
@@ -74,15 +73,9 @@ impl Pager {
             }
             if pass.unsettled {
                 wait_for_program(&space.uffd, &mut tries);
-            } else if done {
-                if heard.again && starving {
-                    // One that does not sleep would have us hear of nothing else. Reclaim looks after those who wait for it.
-                    return;
-                }
-                if !more() {
-                    self.rearm(space);
-                    return;
-                }
+            } else if done && !more() {
+                self.rearm(space);
+                return;
             }
         }
     }
@@ -99,8 +92,9 @@ impl Pager {
         }
     }
 
-    /// Reads all there is to read, applies changes of the layout and forks, and leaves the faults in `waiting`.
-    pub(crate) fn drain(&self, space: &Space, state: &mut State) -> Heard {
+    /// Reads all there is to read, applies changes of the layout and forks, and leaves the faults in `waiting`. Tells
+    /// whether there was anything.
+    pub(crate) fn drain(&self, space: &Space, state: &mut State) -> bool {
         // What is being filled is filled as the layout was before anything of this is known. Nobody begins meanwhile.
         // It is soon done, mostly before one would be asleep.
         const LOOKS: usize = 100;
@@ -109,7 +103,7 @@ impl Pager {
                 break;
             }
             if state.unheard.is_empty() && !space.uffd.is_readable() {
-                return Heard::default();
+                return false;
             }
             if look == LOOKS {
                 drop(space.fills.write());
@@ -118,7 +112,7 @@ impl Pager {
             std::thread::yield_now();
         }
         let (mut events, mut forks): (Vec<Event>, Vec<Uffd>) = Default::default();
-        let (mut heard, mut tries) = (Heard::default(), 0);
+        let (mut news, mut tries) = (false, 0);
         let mut messages = std::mem::take(&mut state.unheard);
         loop {
             let read_all = match space.uffd.read(&mut messages) {
@@ -126,20 +120,15 @@ impl Pager {
                 Err(error) => {
                     self.host.kill(space.id, &format!("its memory events cannot be read: {error}"));
                     state.gone = true;
-                    return Heard::default();
+                    return false;
                 }
             };
+            news |= !messages.is_empty();
             for message in messages.drain(..) {
                 match message {
                     Message::Fault { address, write, tid } => {
-                        state.hear_of(Fault {
-                            page: address,
-                            write,
-                            tid,
-                            since: Instant::now(),
-                            stalls: false,
-                            insists: false,
-                        });
+                        let (since, stalls, insists) = (Instant::now(), false, false);
+                        state.hear_of(Fault { page: address, write, tid, since, stalls, insists });
                     }
                     Message::Change(change) => {
                         if let Change::Remove(range) = change {
@@ -150,14 +139,13 @@ impl Pager {
                     }
                     Message::Fork(child) => forks.push(child),
                 }
-                heard.news = true;
             }
             if !read_all {
                 continue;
             }
             if let Some(ordered) = self.order(space, state, &events, forks.len()) {
                 self.settle(space, state, ordered, forks);
-                return heard;
+                return news;
             }
             wait_for_program(&space.uffd, &mut tries);
         }
@@ -555,15 +543,6 @@ fn answered(space: &Space, state: &mut State, fault: Fault) {
 
 fn may_fill_ahead(space: &Space, state: &State, page: u64) -> bool {
     state.registered.contains(page) && state.table.get(page) == PageState::Resident && space.account().admit(1)
-}
-
-/// What was read.
-#[derive(Debug, Clone, Copy, Default)]
-pub(crate) struct Heard {
-    /// Something that was not known.
-    news: bool,
-    /// A fault that was known: its thread does not sleep.
-    again: bool,
 }
 
 /// What became of a fault.

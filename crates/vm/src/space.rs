@@ -440,23 +440,17 @@ impl State {
     /// A thread has come for a page.
     ///
     /// One that faults in the kernel while a signal is pending, or ptrace wants it to stop, does not sleep: it comes again and
-    /// again for the same page, thousands of times while it waits for memory. That is one fault. Tells whether it has changed anything.
-    pub fn hear_of(&mut self, fault: Fault) -> bool {
+    /// again for the same page, thousands of times while it waits for memory. That is one fault.
+    pub fn hear_of(&mut self, fault: Fault) {
         let known = |other: &Fault| (other.page, other.tid) == (fault.page, fault.tid);
         if let Some(place) = self.resting.iter().position(known) {
             let other = self.resting.swap_remove(place);
             self.waiting.push(Fault { write: other.write | fault.write, insists: true, ..other });
-            return true;
+            return;
         }
         match self.starved.iter_mut().chain(&mut self.waiting).find(|other| known(other)) {
-            Some(other) => {
-                let write = other.write | fault.write;
-                std::mem::replace(&mut other.write, write) != write
-            }
-            None => {
-                self.waiting.push(fault);
-                true
-            }
+            Some(other) => other.write |= fault.write,
+            None => self.waiting.push(fault),
         }
     }
 
