@@ -94,6 +94,9 @@ def main() -> int:
                 if test.name in options.tests or not options.tests and (options.full or test.quick)]
     # Ends like Ctrl-C: the running job is killed, and the temporary directory removed.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("run.py: terminated"))
+    # In the background of a script these are ignored, and so they would be by the programs that are to die of them.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGQUIT, signal.SIG_DFL)
     context = suite.Context(uzswap_binary(options.uzswap), options.full)
     try:
         results = run_tests(context, selected)
