@@ -442,15 +442,17 @@ fn doctor() -> Command {
 }
 
 fn demo() -> Command {
-    let text = |name: &'static str, value: &'static str, default: &'static str, help: &'static str| {
-        Arg::new(name).long(name).value_name(value).default_value(default).allow_hyphen_values(true).help(help)
-    };
     Command::new("demo")
         .about("Run a real program over 1 GiB of data in 256 MiB and compare with a run without uzswap")
         .arg(text("size", "SIZE", "1G", "How much data the program holds"))
         .arg(text("memory-max", "SIZE", "256M", "The limit it runs under"))
         .arg(text("compressor", "NAME", Compressor::default().name(), "Codec for stored pages"))
         .arg(text("seed", "NUMBER", "1", "Seed of the generated data"))
+}
+
+/// A flag that has a default.
+fn text(name: &'static str, value: &'static str, default: &'static str, help: &'static str) -> Arg {
+    Arg::new(name).long(name).value_name(value).default_value(default).allow_hyphen_values(true).help(help)
 }
 
 fn get() -> Command {
@@ -527,14 +529,44 @@ fn text_arg(name: &'static str, value: &'static str, help: &'static str) -> Arg 
 }
 
 fn lab() -> Command {
-    Command::new("lab").about("Experiments, simulation and rivals").disable_help_flag(true).arg(
-        Arg::new("arguments")
-            .value_name("ARGS")
-            .help("What to run; --help lists it")
-            .num_args(0..)
-            .trailing_var_arg(true)
-            .allow_hyphen_values(true),
-    )
+    let file = |name: &'static str, help: &'static str| {
+        let text = Arg::new(name).long(name).value_name("FILE").help(help);
+        text.value_parser(clap::value_parser!(PathBuf)).value_hint(ValueHint::FilePath)
+    };
+    let experiment = |name: &'static str, size: &'static str, runs: &'static str| {
+        Command::new(name)
+            .arg(text("size", "SIZE", size, "How much data to work on"))
+            .arg(
+                text("runs", "N", runs, "How often each side is measured")
+                    .value_parser(clap::value_parser!(u64).range(1..=1000)),
+            )
+            .arg(file("json", "File for the raw samples, as JSON"))
+    };
+    let bench = experiment("bench", "1G", "7")
+        .about("What uzswap is to be fast at, each work beside the kernel's zswap and plain swap in the same run")
+        .long_about(
+            "What uzswap is to be fast at, each work beside the kernel's zswap and plain swap in the same run. The rivals take \
+             root, swapon and a memory cgroup, v1 or v2; without, only uzswap is measured. All is left as it was found, after \
+             SIGINT and SIGTERM too.",
+        )
+        .arg(file("svg", "File for a plot, as SVG"))
+        .arg(Arg::new("only").long("only").value_name("TEXT").help("Only the lines of the table with TEXT in their names"))
+        .arg(
+            Arg::new("project")
+                .long("project")
+                .value_name("DIR")
+                .help("A project to make at a third of its natural peak: configured, so that make builds and make clean removes")
+                .value_parser(clap::value_parser!(PathBuf))
+                .value_hint(ValueHint::DirPath),
+        );
+    let capacity = experiment("capacity", "256M", "3")
+        .about("How many bytes of a Python heap a byte of memory holds, beside the kernel's zswap");
+    Command::new("lab")
+        .about("Experiments, beside the rivals in the same run")
+        .subcommand_required(true)
+        .arg_required_else_help(true)
+        .disable_help_subcommand(true)
+        .subcommands([bench, capacity])
 }
 
 fn completions() -> Command {
@@ -551,7 +583,10 @@ fn man() -> Command {
     Command::new("man").about("Print the man page").arg(
         Arg::new("page")
             .value_name("SUBCOMMAND")
-            .value_parser(["run", "doctor", "demo", "get", "set", "ls", "reclaim", "stat", "mount"])
+            .value_parser([
+                "run", "daemon", "doctor", "demo", "get", "set", "ls", "mkdir", "rmdir", "reclaim", "stat", "mount",
+                "lab",
+            ])
             .help("The page of a subcommand instead of the main page"),
     )
 }

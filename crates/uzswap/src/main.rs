@@ -12,6 +12,7 @@ mod demo;
 mod doctor;
 mod flags;
 mod job;
+mod lab;
 mod mount;
 mod ram;
 mod run;
@@ -86,10 +87,7 @@ fn dispatch() -> Result<i32, Failure> {
         "stat" => control::stat(matches),
         "mount" => mount::mount(matches),
         "demo" => demo::demo(matches),
-        "lab" => {
-            let arguments: Vec<String> = matches.get_many("arguments").unwrap_or_default().cloned().collect();
-            Ok(uzswap_lab::main(&arguments))
-        }
+        "lab" => lab::lab(matches),
         "completions" => Ok(completions(matches)),
         _ => Ok(man(matches)),
     }
@@ -115,7 +113,8 @@ fn man(matches: &ArgMatches) -> i32 {
 
 /// The part of a clap error that says what is wrong, without its usage and hints.
 fn usage(error: &str) -> String {
-    let said = error.lines().map(str::trim).take_while(|line| !line.starts_with("Usage:"));
+    let said =
+        error.lines().map(str::trim).take_while(|line| !["Usage:", "For more"].iter().any(|end| line.starts_with(end)));
     let said: Vec<_> = said.filter(|line| !line.is_empty()).collect();
     let said = said.join(" ");
     format!("{}; see uzswap --help", said.strip_prefix("error: ").unwrap_or(&said))
