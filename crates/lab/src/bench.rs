@@ -7,6 +7,7 @@
 mod plot;
 mod works;
 
+use std::borrow::Cow;
 use std::cell::{OnceCell, RefCell};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -30,7 +31,9 @@ pub(crate) enum Side {
     PageByPage,
     /// The kernel's zswap, with lzo-rle.
     Zswap,
-    /// The same with its shrinker.
+    /// The same with another codec.
+    Codec(&'static str),
+    /// The kernel's zswap, with lzo-rle and its shrinker.
     Shrinker,
     /// A swap file without zswap.
     Swap,
@@ -39,15 +42,16 @@ pub(crate) enum Side {
 }
 
 impl Side {
-    fn name(self) -> &'static str {
-        match self {
+    fn name(self) -> Cow<'static, str> {
+        Cow::from(match self {
+            Side::Codec(codec) => return format!("kernel zswap, {codec}").into(),
             Side::Uzswap => "uzswap",
             Side::PageByPage => "uzswap, page by page",
             Side::Zswap => "kernel zswap",
             Side::Shrinker => "kernel zswap, shrinker",
             Side::Swap => "swap file",
             Side::Bare => "no limit",
-        }
+        })
     }
 
     fn is_kernels(self) -> bool {
@@ -55,7 +59,16 @@ impl Side {
     }
 
     fn is_zswap(self) -> bool {
-        matches!(self, Side::Zswap | Side::Shrinker)
+        self.codec().is_some()
+    }
+
+    /// That of the kernel's zswap, where that is used.
+    fn codec(self) -> Option<&'static str> {
+        match self {
+            Side::Zswap | Side::Shrinker => Some("lzo-rle"),
+            Side::Codec(codec) => Some(codec),
+            _ => None,
+        }
     }
 }
 
@@ -194,8 +207,8 @@ fn rows() -> Vec<Row> {
     ]
 }
 
-/// Works that are also done on a swap file without zswap, for the record.
-const ON_SWAP_FILE: [Work; 2] = [Work::Pattern, Work::Random];
+/// Works that are also done by the kernel's zswap with its other codecs, and on a swap file without zswap, for the record.
+const FOR_THE_RECORD: [Work; 4] = [Work::Pattern, Work::Random, Work::Heap, Work::Zipf];
 
 /// What was measured, by its names.
 type Figures = Vec<(&'static str, f64)>;
@@ -238,8 +251,8 @@ impl Bench<'_> {
                 command.arg(self.file("stats")).arg("--");
                 Ok(command)
             }
-            Side::Zswap | Side::Shrinker | Side::Swap => {
-                self.cgroup.as_ref().context("there is no cgroup")?.command(limit)
+            Side::Zswap | Side::Codec(_) | Side::Shrinker | Side::Swap => {
+                self.cgroup.as_ref().context("there is no cgroup")?.command(side, limit)
             }
             Side::Bare => Ok(Command::new("env")),
         }
@@ -260,7 +273,7 @@ impl Bench<'_> {
         most: Option<Duration>,
     ) -> Result<String> {
         if let Some(kernel) = &self.kernel {
-            kernel.enable(side.is_zswap(), side == Side::Shrinker)?;
+            kernel.enable(side.codec(), side == Side::Shrinker)?;
         }
         let before = stored_since_boot();
         let mut kept = Kept::default();
@@ -316,9 +329,12 @@ pub fn run(options: &Options) -> Result<()> {
     }
     let bench = set_up(options)?;
     let mut cells: Vec<(Work, Side)> = Vec::new();
+    let codecs = bench.kernel.as_ref().map_or(Vec::new(), KernelZswap::other_codecs);
+    let record: Vec<Side> = codecs.into_iter().map(Side::Codec).chain([Side::Swap]).collect();
     for row in &rows {
-        let swap_file = ON_SWAP_FILE.contains(&row.ours.0).then_some((row.ours.0, Side::Swap));
-        for cell in [(row.ours.0, row.ours.1), (row.other.0, row.other.1)].into_iter().chain(swap_file) {
+        let record = if FOR_THE_RECORD.contains(&row.ours.0) { &record[..] } else { &[] };
+        let record = record.iter().map(|side| (row.ours.0, *side));
+        for cell in [(row.ours.0, row.ours.1), (row.other.0, row.other.1)].into_iter().chain(record) {
             if !cells.contains(&cell) && bench.has(cell.1) {
                 cells.push(cell);
             }
@@ -359,8 +375,10 @@ pub fn run(options: &Options) -> Result<()> {
     for ((work, side), times) in killed.into_iter().filter(|(_, times)| *times > 0) {
         tell!("  {work:?} on {}: failed {times} times, and was run again", side.name())?;
     }
-    for ((_, _, figure), values) in samples.iter().filter(|((_, side, _), _)| *side == Side::Swap) {
-        tell!("{:<30}{:>42.2}", format!("  {figure}, on a swap file"), median(values))?;
+    for ((work, side, figure), values) in &samples {
+        if matches!(side, Side::Codec(_) | Side::Swap) {
+            tell!("{:<46}{:>26.2}", format!("  {work:?}: {figure}, {}", side.name()), median(values))?;
+        }
     }
     if let Some(path) = &options.svg {
         let lines = rows.iter().filter_map(|row| plot::Line::new(row, &samples));
@@ -382,7 +400,8 @@ fn set_up(options: &Options) -> Result<Bench<'_>> {
         programs.insert(name, build(name, source, &scratch, &interrupt)?);
     }
     works::prepare(options, &scratch, &interrupt)?;
-    let kernel = KernelZswap::set_up("lzo-rle", 4 * options.size, &scratch, &interrupt);
+    let lzo_rle = Side::Zswap.codec().expect("it is the kernel's zswap");
+    let kernel = KernelZswap::set_up(lzo_rle, 4 * options.size, &scratch, &interrupt);
     let cgroup = Cgroup::new();
     if let (Err(reason), _) | (_, Err(reason)) = (&kernel, &cgroup) {
         interrupt.check()?;

@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 
+use crate::bench::Side;
 use crate::processes::kibibytes;
 
 /// A version of memory cgroups.
@@ -33,10 +34,10 @@ const VERSIONS: [Version; 2] = [
 pub(crate) struct Cgroup {
     path: PathBuf,
     version: &'static Version,
-    /// The limit that was asked for last, in bytes.
-    asked: Cell<u64>,
-    /// What zswap kept meanwhile, in bytes, of each limit that was asked for: on the average of the last run.
-    kept: RefCell<BTreeMap<u64, u64>>,
+    /// For whom what limit was asked for last, in bytes.
+    asked: Cell<(Side, u64)>,
+    /// What zswap kept meanwhile, in bytes, of each that was asked for: on the average of the last run.
+    kept: RefCell<BTreeMap<(Side, u64), u64>>,
 }
 
 /// What zswap keeps while a program runs.
@@ -63,7 +64,7 @@ impl Cgroup {
             if fs::create_dir(&path).is_err() {
                 continue;
             }
-            let cgroup = Cgroup { path, version, asked: Cell::default(), kept: RefCell::default() };
+            let cgroup = Cgroup { path, version, asked: Cell::new((Side::Bare, 0)), kept: RefCell::default() };
             if cgroup.limit_file().exists() {
                 return Ok(cgroup);
             }
@@ -77,9 +78,9 @@ impl Cgroup {
 
     /// A command that runs in it, held to `bytes`: where zswap is not charged for what it keeps, without what it kept the last
     /// time. Else the rival would have more memory than uzswap.
-    pub(crate) fn command(&self, bytes: u64) -> Result<Command> {
-        self.asked.set(bytes);
-        let kept = self.kept.borrow().get(&bytes).copied().unwrap_or(0);
+    pub(crate) fn command(&self, side: Side, bytes: u64) -> Result<Command> {
+        self.asked.set((side, bytes));
+        let kept = self.kept.borrow().get(&(side, bytes)).copied().unwrap_or(0);
         let (file, limit) = (self.limit_file(), bytes.saturating_sub(kept).max(bytes / 8));
         fs::write(&file, limit.to_string()).with_context(|| format!("cannot write to {}", file.display()))?;
         let mut command = Command::new("sh");

@@ -15,6 +15,9 @@ use crate::program::{Interrupt, Scratch, run};
 
 const PARAMETERS: &str = "/sys/module/zswap/parameters";
 
+/// Those that a kernel may have.
+const CODECS: [&str; 7] = ["lzo", "lzo-rle", "lz4", "lz4hc", "deflate", "zstd", "842"];
+
 /// How many pages a fault brings, as a power of two.
 const READAHEAD: &str = "/proc/sys/vm/page-cluster";
 
@@ -49,12 +52,26 @@ impl KernelZswap {
         Ok(this)
     }
 
-    /// Has the swap file used without zswap, or with it again, and with its shrinker or without.
-    pub(crate) fn enable(&self, zswap: bool, shrinker: bool) -> Result<()> {
-        for (name, value) in [("enabled", zswap), ("shrinker_enabled", shrinker)] {
-            write(&Path::new(PARAMETERS).join(name), if value { "Y" } else { "N" })?;
+    /// Has the swap file used without zswap, or with it again and a codec, and with its shrinker or without.
+    pub(crate) fn enable(&self, codec: Option<&str>, shrinker: bool) -> Result<()> {
+        let parameter = |name| Path::new(PARAMETERS).join(name);
+        if let Some(codec) = codec {
+            write(&parameter("compressor"), codec)?;
+        }
+        for (name, value) in [("enabled", codec.is_some()), ("shrinker_enabled", shrinker)] {
+            write(&parameter(name), if value { "Y" } else { "N" })?;
         }
         Ok(())
+    }
+
+    /// The codecs that this kernel has besides the one that is in use.
+    pub(crate) fn other_codecs(&self) -> Vec<&'static str> {
+        let file = Path::new(PARAMETERS).join("compressor");
+        let Ok(used) = fs::read_to_string(&file) else { return Vec::new() };
+        let others = CODECS.into_iter().filter(|codec| *codec != used.trim() && write(&file, codec).is_ok()).collect();
+        // If this fails, so does the next work.
+        let _ = write(&file, used.trim());
+        others
     }
 
     /// Has a fault bring as many pages as the machine was found to, or its own only.
