@@ -58,7 +58,7 @@ static void check_page(const uint64_t *words, uint64_t page, uint64_t times)
 	}
 }
 
-static uint64_t touch(int number, int relay, int signals, uint64_t bytes, double until, int from, int to)
+static uint64_t touch(int number, int relay, uint64_t bytes, double until, int from, int to)
 {
 	uint64_t pages = bytes / PAGE, state = 1 + (uint64_t)number, touched = 0;
 	uint64_t *memory = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -70,7 +70,7 @@ static uint64_t touch(int number, int relay, int signals, uint64_t bytes, double
 		fail("turns");
 	for (uint64_t page = 0; page < pages; page++)
 		write_page(memory + page * WORDS, page, 0);
-	if (signals) {
+	if (!relay && number == 0) {
 		struct itimerval often = {{0, 3000}, {0, 3000}};
 
 		/* No SA_RESTART: a signal ends what waits. */
@@ -100,13 +100,12 @@ static uint64_t touch(int number, int relay, int signals, uint64_t bytes, double
 
 int main(int argc, char **argv)
 {
-	int processes = argc == 5 ? atoi(argv[2]) : 0, failed = 0;
+	int relay = argc == 5 && strcmp(argv[1], "relay") == 0, processes = argc == 5 ? atoi(argv[2]) : 0, failed = 0;
 
 	if (processes < 1 || processes > 1024) {
 		fprintf(stderr, "turns work|relay PROCESSES BYTES SECONDS\n");
 		return 2;
 	}
-	int relay = strcmp(argv[1], "relay") == 0;
 	double until = now() + atof(argv[4]);
 	int (*pipes)[2] = calloc(processes, sizeof *pipes);
 	uint64_t *touched =
@@ -130,7 +129,7 @@ int main(int argc, char **argv)
 				if (pipes[j][1] != to)
 					close(pipes[j][1]);
 			}
-			touched[i] = touch(i, relay, !relay && i == 0, strtoull(argv[3], NULL, 0), until, from, to);
+			touched[i] = touch(i, relay, strtoull(argv[3], NULL, 0), until, from, to);
 			_exit(0);
 		}
 	}
