@@ -4,17 +4,21 @@ UZSWAP := $(if $(CARGO_TARGET_DIR),$(CARGO_TARGET_DIR),target)/release/uzswap
 
 # Each program that the job tests run, and the package that brings it.
 PROGRAMS := redis-server:redis-server sqlite3:sqlite3 node:nodejs java:default-jdk-headless javac:default-jdk-headless \
-            xz:xz-utils g++:g++ gcc:gcc python3:python3
+            xz:xz-utils g++:g++ gcc:gcc python3:python3 gdb:gdb strace:strace
+
+# Time for the torture.
+TORTURE_MINUTES ?= 60
 
 # Time for each fuzz target.
 FUZZ_SECONDS ?= 180
 
-.PHONY: help build demo test check docs unit jobs licences deps soak fuzz
+.PHONY: help build demo test check docs unit jobs licences deps soak torture fuzz
 
 help:
 	@echo "make demo   run a real program over 1 GiB in 256 MiB, and compare with a run without uzswap"
 	@echo "make test   format, lints, documentation, licences, unit tests, real programs inside a limit"
 	@echo "make fuzz   each fuzz target for FUZZ_SECONDS ($(FUZZ_SECONDS)); needs a nightly toolchain"
+	@echo "make torture  programs that check every byte, while settings change and processes are killed, for TORTURE_MINUTES ($(TORTURE_MINUTES))"
 	@echo "make build  the binary: $(UZSWAP)"
 	@echo "make deps   install the programs that the tests run, those that are missing"
 
@@ -46,6 +50,9 @@ jobs: build deps
 
 soak: build deps
 	python3 tests/run.py --full --uzswap $(UZSWAP)
+
+torture: build
+	$(UZSWAP) lab torture --minutes $(TORTURE_MINUTES)
 
 # Safe Rust needs no sanitizer; without one there are several times as many executions.
 fuzz:

@@ -9,6 +9,7 @@ import ctypes
 import hashlib
 import os
 import platform
+import re
 import select
 import signal
 import subprocess
@@ -18,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 PAGE = os.sysconf("SC_PAGE_SIZE")
-MARK = "UZSWAP_TEST_JOB"
+MARK = "UZ_TEST_JOB"
 SAMPLE_SECONDS = 0.005
 SCRATCH = ("/tmp", "/var/tmp", "/dev/shm")
 
@@ -85,11 +86,21 @@ def anonymous_exact(pid: int) -> int:
     return 0
 
 
+def own_directories() -> list[str]:
+    """The directories that keep the agents of managers, by user. They stay when the managers end."""
+    shared = [f"{top}/{name}" for top in SCRATCH for name in os.listdir(top) if re.fullmatch(r"uzswap-[0-9]+", name)]
+    return [path for path in ("/run/uzswap", "/var/lib/uzswap", *shared) if os.path.isdir(path)]
+
+
 def leftovers() -> set[str]:
     """Files of uzswap in the places where temporary files go, but for the agents of jobs that still run."""
     def lives(name: str) -> bool:
         return name.startswith("uzswap-agent.") and os.path.exists(f"/proc/{name.split('.')[1]}")
-    return {os.path.join(top, name) for top in SCRATCH for name in os.listdir(top) if "uzswap" in name and not lives(name)}
+    own = own_directories()
+    found = {os.path.join(top, name) for top in SCRATCH for name in os.listdir(top) if "uzswap" in name}
+    # The empty directory by way of which programs load the agent stays, too.
+    found |= {os.path.join(top, name) for top in own for name in os.listdir(top) if name != "libasan.so"}
+    return {path for path in found if path not in own and not lives(os.path.basename(path))}
 
 
 # --- a job ---------------------------------------------------------------------------------------
@@ -118,7 +129,8 @@ class Job:
         self.mark = f"{MARK}={uuid.uuid4().hex}"
         self.uzswap = str(uzswap) if uzswap else None
         self.files = [directory / f".{self.mark[-12:]}.{name}" for name in ("out", "err")]
-        environment = {**os.environ, "LC_ALL": "C", "PYTHONHASHSEED": "0", "MALLOC_ARENA_MAX": "2", **(env or {})}
+        # Pages are checked against a checksum whenever they come back; a test that measures speed passes "0".
+        environment = {"UZSWAP_VERIFY": "1", **os.environ, "LC_ALL": "C", "PYTHONHASHSEED": "0", "MALLOC_ARENA_MAX": "2", **(env or {})}
         environment.update([self.mark.split("=")])
         self.started = time.monotonic()
         out, err = (open(path, "wb") for path in self.files)

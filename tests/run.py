@@ -17,10 +17,18 @@ import workloads
 import behaviour        # noqa: F401 (registers its tests)
 import control          # noqa: F401
 import limits           # noqa: F401
+import limits2          # noqa: F401
 import controlfs        # noqa: F401
 import daemon           # noqa: F401
+import debuggers        # noqa: F401
 import failures         # noqa: F401
+import hostile          # noqa: F401
 import folios           # noqa: F401
+import trust            # noqa: F401
+import layout           # noqa: F401
+import torture          # noqa: F401
+import tracers          # noqa: F401
+import containers       # noqa: F401
 
 
 def arguments():

@@ -18,10 +18,12 @@ fn main() {
     let target = out.join("agent");
     let status = Command::new(env::var_os("CARGO").expect("cargo sets it"))
         .current_dir(&workspace)
-        .args(["build", "--release", "--package", "uzswap-agent", "--locked"])
+        .args(["rustc", "--release", "--package", "uzswap-agent", "--lib", "--locked"])
         .args(["--config", "profile.release.strip=true", "--config", "profile.release.opt-level='s'"])
         .arg("--target-dir")
         .arg(&target)
+        // Without the C compiler's own start files, which refer to functions of the libc, and with every symbol bound here.
+        .args(["--", "-Clink-arg=-nostartfiles", "-Clink-arg=-Wl,-Bsymbolic,-z,now"])
         // What the outer build was told about its own compiler runs is not for this one.
         .env_remove("CARGO_ENCODED_RUSTFLAGS")
         .env_remove("RUSTC_WORKSPACE_WRAPPER")

@@ -1,12 +1,13 @@
 //! The agent's region of the address space: where each of its areas lies, and mapping it.
 //!
 //! ```text
-//!   guard │ control block and stacks │ guard │ beacon │ guard │ staging │ guard │ trash │ guard
-//!           shared: never managed                      one page   private, each with a userfaultfd of its own
+//!   guard │ control block and stacks │ guard │ beacon │ guard │ staging │ guard │ trash │ guard │ tether │ guard
+//!           shared: never managed                      one page   private, each with a userfaultfd    one page
 //! ```
-//! The guards keep the kernel from merging an area with memory of the program. Only the beacon is inherited by a forked
-//! child, and there it is empty: a child's read of it faults, and the fault tells the manager which userfaultfd the
-//! child inherited.
+//! The staging and the trash area each end with a proof page, into which the manager copies a random number. The guards keep
+//! the kernel from merging an area with memory of the program. Only the beacon is inherited by a forked child, and there it is
+//! empty: the child's read of it faults, and the manager answers with a number that names the userfaultfd that the child
+//! inherited. The tether's page is a guard until an io_uring is mapped there (`tether.rs`).
 //!
 //! # Safety
 //! Maps fresh memory and replaces parts of it; touches nothing that existed before.
@@ -23,10 +24,14 @@ const USHER_STACK: usize = 2 * PAGE_SIZE;
 const CONTROL: usize = PAGE_SIZE;
 const BEACON: usize = CONTROL + (CONTROL_PAGES + 1) * PAGE_SIZE;
 const STAGING: usize = BEACON + 2 * PAGE_SIZE;
-const TRASH: usize = STAGING + (STAGING_PAGES + 1) * PAGE_SIZE;
+/// Pages of an area's proof.
+const PROOF_PAGES: usize = 1;
+
+const TRASH: usize = STAGING + (STAGING_PAGES + PROOF_PAGES + 1) * PAGE_SIZE;
+const TETHER: usize = TRASH + (TRASH_PAGES + PROOF_PAGES + 1) * PAGE_SIZE;
 
 /// Length of the region in bytes.
-pub const REGION_LEN: usize = TRASH + (TRASH_PAGES + 1) * PAGE_SIZE;
+pub const REGION_LEN: usize = TETHER + 2 * PAGE_SIZE;
 
 /// A mapped region.
 #[derive(Clone, Copy)]
@@ -51,8 +56,8 @@ impl Region {
         for (offset, len, flags) in [
             (CONTROL, CONTROL_PAGES * PAGE_SIZE, SHARED),
             (BEACON, PAGE_SIZE, PRIVATE),
-            (STAGING, STAGING_PAGES * PAGE_SIZE, PRIVATE),
-            (TRASH, TRASH_PAGES * PAGE_SIZE, PRIVATE),
+            (STAGING, (STAGING_PAGES + PROOF_PAGES) * PAGE_SIZE, PRIVATE),
+            (TRASH, (TRASH_PAGES + PROOF_PAGES) * PAGE_SIZE, PRIVATE),
         ] {
             let at = self.start + offset;
             // SAFETY: replaces a part of the region just mapped, which nobody uses yet.
@@ -103,6 +108,11 @@ impl Region {
     /// The trash area.
     pub fn trash(self) -> usize {
         self.start + TRASH
+    }
+
+    /// The page for the tether's io_uring.
+    pub fn tether(self) -> usize {
+        self.start + TETHER
     }
 }
 

@@ -4,31 +4,50 @@
 //! shares its parent's memory (vfork, posix_spawn), are not noticed here and need not be: the first goes on under the
 //! userfaultfd it inherited, only without being reclaimed from; the second has its parent's worker.
 //!
+//! The first word of the beacon page tells which memory this is: the kernel empties that page in each child. Whatever the
+//! statics say of a worker is of the process that wrote them, and holds only where the beacon says that it is this one.
+//!
+//! A program that has installed a filter of system calls may be killed for a call that it would not make itself. Its children
+//! get no worker; what they have inherited is served all the same.
+//!
 //! # Safety
 //! Reads the environment and two weak symbols as libc defines them; clones as [`sys::clone_worker`] demands.
 
 use core::arch::global_asm;
-use core::mem::size_of;
+use core::mem::{offset_of, size_of};
 use core::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, AtomicUsize, Ordering::Relaxed};
 
-use uzswap_proto::{ENV_JOB, Job, PAGE_SIZE};
+use uzswap_proto::{
+    BOARD, BOARD_PID_NAMESPACE, BOARD_SOCKET_PATH, ENV_JOB, Job, Nonce, PAGE_SIZE, SOCKET_PATH, beacon,
+};
 
 use crate::area::Region;
+use crate::calls;
 use crate::sys::{self, call};
 use crate::worker::{self, Control, Program};
 
-/// See [`uzswap_proto::BOARD`]. A page of the file that is mapped here, and that nobody here writes to: it stays the file's.
+/// See [`uzswap_proto::BOARD`]. A page of the file that is mapped here, and that nothing here writes to: it stays the file's.
 #[repr(C, align(4096))]
 struct BoardPage {
-    title: [u8; uzswap_proto::BOARD.len()],
+    title: [u8; BOARD.len()],
     limits_are_far: AtomicU8,
+    /// The inode number of the manager's pid namespace.
+    pid_namespace: AtomicU64,
+    socket_path: [u8; SOCKET_PATH],
 }
 
 #[used]
 #[unsafe(link_section = ".data.board")]
-static BOARD: BoardPage = BoardPage { title: uzswap_proto::BOARD, limits_are_far: AtomicU8::new(0) };
+static BOARD_PAGE: BoardPage = BoardPage {
+    title: BOARD,
+    limits_are_far: AtomicU8::new(0),
+    pid_namespace: AtomicU64::new(0),
+    socket_path: [0; SOCKET_PATH],
+};
 
 const _: () = assert!(size_of::<BoardPage>() == PAGE_SIZE && size_of::<uzswap_proto::Board>() == 1);
+const _: () = assert!(offset_of!(BoardPage, pid_namespace) == BOARD.len() + BOARD_PID_NAMESPACE);
+const _: () = assert!(offset_of!(BoardPage, socket_path) == BOARD.len() + BOARD_SOCKET_PATH);
 
 /// The job, as found in the environment by the constructor. Written once, before the program has threads.
 static JOB_NAME: AtomicU64 = AtomicU64::new(0);
@@ -38,8 +57,14 @@ static JOB_TOKEN: AtomicU64 = AtomicU64::new(0);
 static BEACON: AtomicUsize = AtomicUsize::new(0);
 /// The control block of this process's worker; 0 if it has none.
 static CONTROL: AtomicUsize = AtomicUsize::new(0);
-/// Whether pages had been evicted from this process when it last forked.
-static EVICTED: AtomicBool = AtomicBool::new(false);
+/// Whether this process had evicted pages, or inherited some, when it last forked.
+static INHERITABLE: AtomicBool = AtomicBool::new(false);
+
+/// The path of the manager's socket, as the manager wrote it into the file.
+pub fn socket_path() -> [u8; SOCKET_PATH] {
+    // SAFETY: a static; the compiler is not to take it for what it was when the library was built.
+    unsafe { (&raw const BOARD_PAGE.socket_path).read_volatile() }
+}
 
 /// The job this program belongs to, if any.
 pub fn job() -> Option<Job> {
@@ -55,29 +80,72 @@ static CONSTRUCTOR: extern "C" fn() = {
         JOB_NAME.store(job.name, Relaxed);
         JOB_TOKEN.store(job.token, Relaxed);
         register_fork_handler();
-        attach(job, false);
+        attach(job, None);
     }
     constructor
 };
 
-extern "C" fn before_fork() {
+/// Whether pages of this process have been evicted.
+pub fn evicts() -> bool {
     let control = CONTROL.load(Relaxed) as *const Control;
-    // SAFETY: the control block stays mapped and, but for its atomics, unchanged as long as the process lives.
-    EVICTED.store(!control.is_null() && unsafe { (*control).evicts.load(Relaxed) }, Relaxed);
+    let is_own = look_at_beacon()[0] == beacon::ATTACHED;
+    // SAFETY: the beacon says that this memory is the one that the worker was made for: there the control block stays mapped and,
+    // but for its atomics, unchanged.
+    is_own && !control.is_null() && unsafe { (*control).evicts.load(Relaxed) }
 }
 
-extern "C" fn in_forked_child() {
-    if let Some(job) = job() {
-        attach(job, true);
+/// To be called before a fork, in the thread that forks.
+pub extern "C" fn before_fork() {
+    let first = look_at_beacon()[0];
+    if first != beacon::ATTACHED {
+        // This process was cloned past libc: it has no worker, and the control block is not mapped here.
+        CONTROL.store(0, Relaxed);
     }
+    INHERITABLE.store(first == beacon::INHERITED || evicts(), Relaxed);
+}
+
+/// To be called in a forked child before anything else.
+pub extern "C" fn in_forked_child() {
+    let Some(job) = job() else { return };
+    let inherits = INHERITABLE.load(Relaxed);
+    let nonce = match look_at_beacon() {
+        [beacon::INHERITED, low, high] => Some([low, high]),
+        _ => None,
+    };
+    if inherits && nonce.is_none() {
+        // No manager has answered: it is gone, and with it what this process has inherited.
+        sys::die();
+    }
+    if calls::is_filtered() {
+        CONTROL.store(0, Relaxed);
+        return;
+    }
+    attach(job, Some(Inheritance { nonce, inherits }));
+}
+
+/// The first words of the beacon page. In a forked child of a process whose memory is watched, that is a fault that the manager
+/// answers; if the manager is gone the page reads as zeros.
+fn look_at_beacon() -> [u64; 3] {
+    let page = BEACON.load(Relaxed) as *const [u64; 3];
+    // SAFETY: the beacon is mapped in all descendants by fork of the process that has set this.
+    if page.is_null() { [0; 3] } else { unsafe { page.read_volatile() } }
+}
+
+/// What a forked child has of its parent.
+struct Inheritance {
+    /// What the manager wrote into its beacon, if it did.
+    nonce: Option<Nonce>,
+    /// Whether it may have inherited evicted pages.
+    inherits: bool,
 }
 
 /// Makes a worker for this process. If that fails the program runs unmanaged, with a warning.
-fn attach(job: Job, forked: bool) {
+fn attach(job: Job, inheritance: Option<Inheritance>) {
     let inherited = BEACON.load(Relaxed);
-    let inherits = forked && EVICTED.load(Relaxed);
+    let forked = inheritance.is_some();
+    let Inheritance { nonce, inherits } = inheritance.unwrap_or(Inheritance { nonce: None, inherits: false });
     // Far from all limits a program begins at once, and need not have been seen if it ends as soon.
-    let may_wait = !inherits && BOARD.limits_are_far.load(Relaxed) == 1;
+    let may_wait = !inherits && BOARD_PAGE.limits_are_far.load(Relaxed) == 1;
     CONTROL.store(0, Relaxed);
     let processors = sys::stay_here();
     let made = Region::map().and_then(|region| {
@@ -87,13 +155,37 @@ fn attach(job: Job, forked: bool) {
             let beacon = if inherited != 0 { inherited } else { region.beacon() };
             BEACON.store(beacon, Relaxed);
             let id = call!(sys::SYS_GETPID) as i32;
-            let program = Program { job, id, forked, inherits, may_wait, processors };
+            let program = Program { job, id, forked, inherits, nonce, may_wait, processors };
             control.write(Control::new(program, beacon, region));
         }
         let mask = sys::block_signals();
-        // SAFETY: the usher's stack is a part of the shared mapping that nobody else uses; it lives as long as the
-        // address space; signals are blocked. The usher has ended when the call returns.
-        let made = unsafe {
+        let made = start_worker(region, control);
+        sys::restore_signals(mask);
+        if made < 0 {
+            region.unmap();
+            BEACON.store(inherited, Relaxed);
+            return Err(made);
+        }
+        CONTROL.store(control as usize, Relaxed);
+        // SAFETY: the beacon is the agent's own page, private and writable.
+        unsafe { (BEACON.load(Relaxed) as *mut u64).write_volatile(beacon::ATTACHED) };
+        Ok(())
+    });
+    processors.iter().for_each(sys::run_on);
+    if made.is_err() {
+        let text = b"uzswap: warning: a process runs unmanaged: no memory or process left for its worker\n";
+        // SAFETY: writes a constant.
+        unsafe { call!(sys::SYS_WRITE, 2, text.as_ptr(), text.len()) };
+    }
+}
+
+/// Clones the worker, and waits until the program may run; gives its process id, 0 if none is wanted, or a negative errno.
+/// All signals are blocked.
+fn start_worker(region: Region, control: *const Control) -> isize {
+    // SAFETY: the stacks are parts of the shared mapping that no other thread uses; they live as long as the address space. The
+    // usher has ended when its call returns. The worker only ever changes the control block's atomics.
+    unsafe {
+        if sys::is_in_pid_namespace(BOARD_PAGE.pid_namespace.load(Relaxed)) {
             let usher =
                 sys::clone_memory(sys::CLONE_VFORK, region.usher_stack_top() as *mut u8, worker::usher, control);
             if usher > 0 {
@@ -102,21 +194,13 @@ fn attach(job: Job, forked: bool) {
             } else {
                 usher
             }
-        };
-        sys::restore_signals(mask);
-        if made < 0 {
-            region.unmap();
-            BEACON.store(inherited, Relaxed);
-            return Err(made);
+        } else {
+            let worker = sys::clone_memory(0, region.stack_top() as *mut u8, worker::alone, control);
+            if worker > 0 && !(*control).may_wait() {
+                (*control).wait_until_settled(worker);
+            }
+            worker
         }
-        CONTROL.store(control as usize, Relaxed);
-        Ok(())
-    });
-    processors.iter().for_each(sys::run_on);
-    if made.is_err() {
-        let text = b"uzswap: warning: a process runs unmanaged: no memory or process left for its worker\n";
-        // SAFETY: writes a constant.
-        unsafe { call!(sys::SYS_WRITE, 2, text.as_ptr(), text.len()) };
     }
 }
 

@@ -2,19 +2,22 @@
 //!
 //! `MADV_PAGEOUT` and `MADV_COLD` are followed by the manager. `MADV_WIPEONFORK` empties a range in forked children,
 //! which the manager cannot see; it brings the range back and leaves it alone from then on, before the kernel is told.
+//! `MADV_GUARD_INSTALL` discards what is under the guards, of which the kernel sends no event: when it has been done, the
+//! manager is asked to page out the range, and so finds the guards.
 //!
 //! # Safety
 //! Passes the program's own arguments on to the kernel.
 
 use uzswap_proto::{Advice, Advise, MAX_WORDS, PAGE_SIZE};
 
-use crate::attach::{job, weak};
+use crate::attach::{evicts, job, weak};
 use crate::sys::{self, call};
 use crate::worker::{connect, receive, send};
 
 const MADV_WIPEONFORK: i32 = 18;
 const MADV_COLD: i32 = 20;
 const MADV_PAGEOUT: i32 = 21;
+const MADV_GUARD_INSTALL: i32 = 102;
 
 core::arch::global_asm!(".weak __errno_location");
 
@@ -40,17 +43,29 @@ pub unsafe extern "C" fn madvise(address: usize, len: usize, advice: i32) -> i32
     // SAFETY: the program's own request.
     let result = unsafe { call!(sys::SYS_MADVISE, address, len, advice) };
     if result >= 0 {
+        if advice == MADV_GUARD_INSTALL && evicts() {
+            tell_manager(Advice::PageOut, address, len);
+        }
         return 0;
     }
+    // SAFETY: the program has called, in place of libc's function.
+    unsafe { set_errno(-result as i32) };
+    -1
+}
+
+/// Sets libc's errno of this thread, if there is a libc.
+///
+/// # Safety
+/// To be called in a thread of the program only.
+pub unsafe fn set_errno(number: i32) {
     let errno = weak!("__errno_location");
     if errno != 0 {
         // SAFETY: libc's function that gives the address of this thread's errno.
         unsafe {
             let errno: extern "C" fn() -> *mut i32 = core::mem::transmute(errno);
-            *errno() = -result as i32;
+            *errno() = number;
         }
     }
-    -1
 }
 
 /// Says it on a connection of its own and waits until the manager has done it. A manager that cannot be reached is no
@@ -61,13 +76,8 @@ fn tell_manager(advice: Advice, address: usize, len: usize) {
     let mut words = [0; MAX_WORDS];
     let advise = Advise { token: job.token, advice, address: address as u64, len: len as u64 };
     let count = advise.encode(&mut words);
-    // The first message to come is the greeting; a descriptor with it is not taken.
-    if receive(socket, &mut words, None) > 0 {
-        let mut words = [0; MAX_WORDS];
-        let _ = advise.encode(&mut words);
-        if send(socket, &words[..count], &[]) {
-            receive(socket, &mut words, None);
-        }
+    if send(socket, &words[..count], &[]) {
+        receive(socket, &mut words, None);
     }
     // SAFETY: our own descriptor.
     unsafe { call!(sys::SYS_CLOSE, socket) };

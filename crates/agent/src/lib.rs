@@ -13,7 +13,9 @@
 //! - Raw system calls only in the worker: no libc, no errno, no thread-local storage, no allocation.
 //! - The worker never touches memory that can be evicted (it would wait for itself): its stack and its data lie in a
 //!   shared mapping, which is never managed, and it uses no statics.
-//! - No libc is linked; the few symbols wanted from it are weak, so that the library loads into any libc's programs.
+//! - No libc is linked; the few symbols wanted from it are weak, so that the library loads into any libc's programs. Nothing
+//!   else is called or read outside of it, not even `memcpy` (`memory.rs`): `crates/uzswap/tests/agent.rs` reads its symbols
+//!   and relocations.
 //!
 //! # Safety
 //! Everything here is raw system calls and raw memory; each block says what makes it sound.
@@ -23,8 +25,12 @@
 mod attach;
 mod worker;
 
+mod tether;
+
 mod area;
+mod calls;
 mod hints;
+mod memory;
 mod sys;
 
 /// What a library without the standard one brings itself. (A profile that unwinds is for checking only: it needs the

@@ -27,7 +27,6 @@ pub const SYS_UNLINK: usize = 87;
 pub const SYS_GETPPID: usize = 110;
 pub const SYS_SETSID: usize = 112;
 pub const SYS_PRCTL: usize = 157;
-pub const SYS_GETTID: usize = 186;
 pub const SYS_FUTEX: usize = 202;
 pub const SYS_SCHED_SETAFFINITY: usize = 203;
 pub const SYS_SCHED_GETAFFINITY: usize = 204;
@@ -40,6 +39,14 @@ pub const SYS_USERFAULTFD: usize = 323;
 pub const SYS_PIDFD_SEND_SIGNAL: usize = 424;
 pub const SYS_PIDFD_OPEN: usize = 434;
 pub const SYS_CLOSE_RANGE: usize = 436;
+pub const SYS_CLONE3: usize = 435;
+pub const SYS_IO_SETUP: usize = 206;
+pub const SYS_IO_SUBMIT: usize = 209;
+pub const SYS_IO_URING_SETUP: usize = 425;
+pub const SYS_IO_URING_REGISTER: usize = 427;
+pub const SYS_MSEAL: usize = 462;
+pub const SYS_KILL: usize = 62;
+pub const SYS_READLINK: usize = 89;
 
 pub const ESRCH: isize = 3;
 pub const EAGAIN: isize = 11;
@@ -73,6 +80,16 @@ macro_rules! call {
 }
 pub(crate) use call;
 
+/// Kills this process.
+pub fn die() -> ! {
+    const SIGKILL: usize = 9;
+    // SAFETY: no pointers. A filter of system calls that does not let it through ends the process as well.
+    unsafe {
+        call!(SYS_KILL, call!(SYS_GETPID), SIGKILL);
+    }
+    exit(137)
+}
+
 /// Ends this process.
 pub fn exit(status: i32) -> ! {
     loop {
@@ -89,7 +106,8 @@ pub const CLONE_VFORK: usize = 0x4000;
 /// Clones the caller into a process of its own that shares its memory, and has it call `entry(argument)` on the stack
 /// that ends at `stack_top`. Returns the new process's id or a negative errno.
 ///
-/// No exit signal: the new process is invisible to a plain `wait`.
+/// No exit signal: the new process is invisible to a plain `wait`. Nor does a tracer that follows forks get it (`strace -f`): it
+/// would stop the worker, and may itself wait for a page that only the worker can make room for.
 ///
 /// # Safety
 /// `stack_top` ends a writable stack large enough for `entry`, 16-byte aligned, that nobody else uses and that stays
@@ -101,6 +119,7 @@ pub unsafe fn clone_memory<T>(
     argument: *const T,
 ) -> isize {
     const CLONE_VM: usize = 0x100;
+    const CLONE_UNTRACED: usize = 0x80_0000;
     let result: isize;
     // SAFETY: the parent side is an ordinary system call. The child side has all registers but rax and rsp as they
     // were, starts on its own stack, and never returns into this frame.
@@ -115,7 +134,7 @@ pub unsafe fn clone_memory<T>(
             "ud2",
             "2:",
             inlateout("rax") SYS_CLONE as isize => result,
-            in("rdi") CLONE_VM | flags, in("rsi") stack_top, in("rdx") 0, in("r10") 0, in("r8") 0,
+            in("rdi") CLONE_VM | CLONE_UNTRACED | flags, in("rsi") stack_top, in("rdx") 0, in("r10") 0, in("r8") 0,
             in("r12") argument, in("r13") entry,
             lateout("rcx") _, lateout("r11") _,
         );
@@ -128,6 +147,24 @@ pub fn collect(pid: isize) {
     const WCLONE: usize = 0x8000_0000;
     // SAFETY: no status is asked for.
     unsafe { call!(SYS_WAIT4, pid, 0, WCLONE, 0) };
+}
+
+/// Whether a process that `clone_memory` made has ended; it is collected then.
+pub fn has_ended(pid: isize) -> bool {
+    const WNOHANG_WCLONE: usize = 0x8000_0001;
+    // SAFETY: no status is asked for.
+    unsafe { call!(SYS_WAIT4, pid, 0, WNOHANG_WCLONE, 0) == pid }
+}
+
+/// Whether this process is in the pid namespace whose inode number is `inode`. False where that cannot be told.
+pub fn is_in_pid_namespace(inode: u64) -> bool {
+    const PREFIX: &[u8] = b"pid:[";
+    let mut text = [0u8; 32];
+    // SAFETY: a C string, and a buffer of the size that is said.
+    let len = unsafe { call!(SYS_READLINK, c"/proc/self/ns/pid".as_ptr(), text.as_mut_ptr(), text.len()) };
+    let Some(digits) = text.get(..len.max(0) as usize).and_then(|text| text.strip_prefix(PREFIX)) else { return false };
+    let digits = digits.iter().take_while(|digit| digit.is_ascii_digit());
+    digits.fold(0u64, |number, digit| number.wrapping_mul(10).wrapping_add(u64::from(digit - b'0'))) == inode
 }
 
 /// A set of processors.

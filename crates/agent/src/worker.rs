@@ -1,11 +1,14 @@
 //! The worker: a process that shares the program's memory and moves its pages when the manager says so.
 //!
 //! 1. The program clones an usher, the usher clones the worker and ends: so the worker is no child of the program, which
-//!    would otherwise hear of its end (a process that executes another program hears of all its children).
+//!    would otherwise hear of its end (a process that executes another program hears of all its children). In a pid namespace
+//!    inside that of the manager there is no usher: an orphan would become an ordinary child of the namespace's first
+//!    process, which may wait until it has none. There the worker is a child of the program without an exit signal, which a
+//!    plain `wait` does not see.
 //! 2. It leaves everything of the program but the memory: descriptors, session, signals.
-//! 3. It opens the userfaultfds (one for the program's memory and the staging area, one for the trash area), attaches
-//!    to the manager, and in a forked child reads the inherited beacon.
-//! 4. It obeys: EVICT moves pages into the staging area, DISCARD frees pages of the staging area, COLLAPSE makes a huge page of
+//! 3. It opens the userfaultfds (one for the program's memory and the staging area, one for the trash area), and attaches
+//!    to the manager.
+//! 4. It obeys: TETHER ties the program to the life of the manager (`tether.rs`), EVICT moves pages into the staging area, DISCARD frees pages of the staging area, COLLAPSE makes a huge page of
 //!    small ones, which changes nothing that a program could read.
 //!
 //! An EVICT is issued on the userfaultfd that also watches the source. The kernel refuses (EAGAIN) to move on it from
@@ -17,7 +20,7 @@
 //! itself would wait for the manager to read an event.
 //!
 //! When the manager dies, the connection ends; the worker then kills the program, whose faults wait meanwhile because
-//! the worker holds a copy of the userfaultfd.
+//! the worker, and the program's memory itself, hold the userfaultfd open.
 //!
 //! # Safety
 //! Shares its memory with the program: it writes only to its own stack, to the control mapping and, by UFFDIO_MOVE, to
@@ -30,11 +33,14 @@ use core::sync::atomic::{
 };
 
 use uzswap_proto::{
-    GREETING_WORDS, HUGE_PAGE_SIZE, Hello, Job, MAX_BATCH_PAGES, MAX_WORDS, PAGE_SIZE, Run, evict, evicted, kind, step,
+    GREETING_WORDS, HUGE_PAGE_SIZE, Hello, Job, MAX_BATCH_PAGES, MAX_WORDS, Nonce, PAGE_SIZE, Run, SOCKET_NAME,
+    SOCKET_PATH, beacon, call, evict, evicted, kind, step,
 };
 
 use crate::area::{REGION_LEN, Region};
+use crate::attach::socket_path;
 use crate::sys::{self, EAGAIN, EBUSY, EINTR, ESRCH, Processors, call};
+use crate::tether;
 
 /// The program that gets a worker.
 pub struct Program {
@@ -46,6 +52,8 @@ pub struct Program {
     pub forked: bool,
     /// Whether it has inherited evicted pages: then it does not live without a manager.
     pub inherits: bool,
+    /// What the manager wrote into its beacon, if it did.
+    pub nonce: Option<Nonce>,
     /// Whether it runs on at once, and is attached if it is still there a while later.
     pub may_wait: bool,
     /// Where it may run, if its thread stays where it is meanwhile.
@@ -75,6 +83,11 @@ impl Control {
         Control { program, beacon, region, pidfd, worker, settled, evicts }
     }
 
+    /// Whether the program runs on at once.
+    pub fn may_wait(&self) -> bool {
+        self.program.may_wait
+    }
+
     /// Lets the program run.
     fn settle(&self) {
         const FUTEX_WAKE_PRIVATE: usize = 1 | 128;
@@ -83,16 +96,17 @@ impl Control {
         unsafe { call!(sys::SYS_FUTEX, &raw const self.settled, FUTEX_WAKE_PRIVATE, 1) };
     }
 
-    /// Waits until the worker has settled, but not for ever.
-    fn wait_until_settled(&self) {
+    /// Waits until the worker, a child of the caller, has settled or ended, but not for ever.
+    pub fn wait_until_settled(&self, worker: isize) {
         const FUTEX_WAIT_PRIVATE: usize = 128;
-        const TRIES: usize = 20;
-        let moment = [0u64, 100_000_000];
+        const TRIES: usize = 40;
+        let moment = [0u64, 50_000_000];
         for _ in 0..TRIES {
-            if self.settled.load(Acquire) != 0 {
+            // A filter of system calls may have killed it.
+            if self.settled.load(Acquire) != 0 || sys::has_ended(worker) {
                 return;
             }
-            // SAFETY: waits for 100 ms at most, while the word is 0.
+            // SAFETY: waits for 50 ms at most, while the word is 0.
             unsafe { call!(sys::SYS_FUTEX, &raw const self.settled, FUTEX_WAIT_PRIVATE, 0, &raw const moment) };
         }
     }
@@ -114,11 +128,26 @@ pub extern "C" fn usher(control: *const Control) -> ! {
             let worker = sys::clone_memory(sys::CLONE_FILES, stack, main, control);
             shared.worker.store(worker, Relaxed);
             if worker > 0 && !shared.program.may_wait {
-                shared.wait_until_settled();
+                shared.wait_until_settled(worker);
             }
         }
     }
     sys::exit(0)
+}
+
+/// Where the worker starts that has no usher: as a child of the program, with a copy of its descriptor table. All signals are
+/// blocked and stay so.
+pub extern "C" fn alone(control: *const Control) -> ! {
+    // SAFETY: as in `usher`.
+    unsafe {
+        call!(sys::SYS_CLOSE_RANGE, 0, u32::MAX, 0);
+        let shared = &*control;
+        shared.pidfd.store(call!(sys::SYS_PIDFD_OPEN, shared.program.id, 0), Relaxed);
+        if call!(sys::SYS_GETPPID) as i32 != shared.program.id {
+            sys::exit(0)
+        }
+    }
+    main(control)
 }
 
 /// Where the worker starts. All signals are blocked and stay so.
@@ -183,29 +212,36 @@ struct Worker {
 impl Worker {
     /// Attaches to the manager; `None` if the program is to run unmanaged.
     fn attach(control: &Control) -> Option<Worker> {
+        let program = &control.program;
         let pidfd = control.pidfd.load(Relaxed);
         let mut words = [0; MAX_WORDS];
         let mut device = -1;
-        let socket =
-            connect(control.program.job).ok().filter(|&socket| receive(socket, &mut words, Some(&mut device)) > 0);
+        let socket = (0..ATTEMPTS).find_map(|_| {
+            let socket = connect(program.job).ok()?;
+            let answered =
+                send(socket, &call(program.job.token), &[]) && receive(socket, &mut words, Some(&mut device)) > 0;
+            if !answered {
+                // SAFETY: our own descriptor.
+                unsafe { call!(sys::SYS_CLOSE, socket) };
+            }
+            answered.then_some(socket)
+        });
         let Some(socket) = socket.filter(|_| words[0] == kind::GREETING) else {
-            if control.program.inherits {
+            // The program may be where the manager's socket is not to be reached: then its faults are served all the same.
+            if program.inherits && words[0] != kind::RELEASE && !is_served(control.beacon) {
                 // The manager is gone, and with it what the program has inherited.
                 kill(pidfd);
             }
             return None;
         };
-        let failed = |step: u64, errno: isize| {
-            send(
-                socket,
-                &[kind::FAILED, control.program.job.token, step, -errno as u64, control.program.id as u64],
-                &[],
-            );
-            None
-        };
         if pidfd == -ESRCH {
             return None;
         }
+        let failed = |step: u64, errno: isize| {
+            let handle = [pidfd as i32];
+            send(socket, &[kind::FAILED, step, -errno as u64], if pidfd >= 0 { &handle } else { &[] });
+            None
+        };
         if pidfd < 0 {
             return failed(step::PIDFD, pidfd);
         }
@@ -213,20 +249,22 @@ impl Worker {
             (Ok(uffd), Ok(trash_uffd)) => (uffd, trash_uffd),
             (Err(errno), _) | (_, Err(errno)) => return failed(step::USERFAULTFD, errno),
         };
+        if device >= 0 {
+            // SAFETY: our own descriptor.
+            unsafe { call!(sys::SYS_CLOSE, device) };
+        }
         let mut greeting = [0; GREETING_WORDS];
         greeting.copy_from_slice(&words[..GREETING_WORDS]);
-        let mut worker = Worker { socket, greeting, program: pidfd as i32, uffd, trash_uffd, region: control.region };
+        let worker = Worker { socket, greeting, program: pidfd as i32, uffd, trash_uffd, region: control.region };
         worker.introduce(control, &mut words);
         Some(worker)
     }
 
-    /// Says hello; in a forked child, lights the beacon and takes the userfaultfd that it inherited.
-    fn introduce(&mut self, control: &Control, words: &mut [u64; MAX_WORDS]) {
+    /// Says hello.
+    fn introduce(&self, control: &Control, words: &mut [u64; MAX_WORDS]) {
         let hello = Hello {
-            token: control.program.job.token,
             forked: control.program.forked,
-            // SAFETY: no arguments.
-            tid: unsafe { call!(sys::SYS_GETTID) } as u32,
+            nonce: control.program.nonce,
             region: self.region.start() as u64,
             region_len: REGION_LEN as u64,
             beacon: control.beacon as u64,
@@ -235,13 +273,6 @@ impl Worker {
         };
         let count = hello.encode(words);
         self.say(&words[..count], &[self.uffd, self.trash_uffd, self.program]);
-        if !control.program.forked {
-            return;
-        }
-        // SAFETY: the kernel reads 8 bytes of the beacon as a set of signals to block (all are) and says EFAULT if there
-        // is no beacon any more.
-        unsafe { call!(sys::SYS_RT_SIGPROCMASK, 0, control.beacon, 0, 8) };
-        self.say(&[kind::BEACON_DONE], &[]);
     }
 
     /// Obeys the manager until it says EXIT or RELEASE, or is gone.
@@ -267,6 +298,14 @@ impl Worker {
                         self.uffd = descriptor;
                     }
                 }
+                kind::TETHER => {
+                    if descriptor >= 0 {
+                        // Without it the guards remain that are processes.
+                        tether::tie(self.region, &[self.uffd, self.trash_uffd, descriptor]);
+                        // SAFETY: our own descriptor.
+                        unsafe { call!(sys::SYS_CLOSE, descriptor) };
+                    }
+                }
                 kind::GO => control.settle(),
                 kind::EXIT => return control.settle(),
                 kind::RELEASE => {
@@ -282,8 +321,12 @@ impl Worker {
     /// library.
     fn kill_program(&self) -> ! {
         kill(self.program as isize);
-        // SAFETY: the greeting, which came from the manager, ends with a zero byte.
-        unsafe { call!(sys::SYS_UNLINK, self.greeting[1..].as_ptr()) };
+        let socket = socket_path();
+        // SAFETY: the greeting, which came from the manager, ends with a zero byte, as does the path of the socket.
+        unsafe {
+            call!(sys::SYS_UNLINK, self.greeting[1..].as_ptr());
+            call!(sys::SYS_UNLINK, socket.as_ptr());
+        }
         sys::exit(0)
     }
 
@@ -293,39 +336,94 @@ impl Worker {
         }
     }
 
+    /// Answers EVICT: moves the runs that it names, and tells what became of each page.
     fn evict(&self, words: &[u64]) {
-        let mut reply = [0; MAX_WORDS];
-        let mut pages = 0;
-        let mut to = words[1];
-        let mut stopped = false;
-        for run in words[evict::FIRST_RUN..].iter().map(|&word| Run(word)) {
-            if pages + run.pages() > MAX_BATCH_PAGES {
-                break;
-            }
-            let mut done = 0;
-            while done < run.pages() {
-                let offset = (done * PAGE_SIZE) as u64;
-                let (moved, status) = if stopped {
-                    (0, evicted::NOT_TRIED)
-                } else {
-                    self.move_run(to + offset, run.address() + offset, run.pages() - done, words[2] & evict::TOUCH != 0)
-                };
-                stopped |= status == evicted::NOT_TRIED;
-                for page in 0..moved {
-                    evicted::set(&mut reply, pages + done + page, evicted::MOVED);
-                }
-                done += moved;
-                if moved == 0 {
-                    evicted::set(&mut reply, pages + done, status);
-                    done += 1;
-                }
-            }
-            pages += run.pages();
-            to += (run.pages() * PAGE_SIZE) as u64;
+        let touch = words[2] & evict::TOUCH != 0;
+        let mut eviction = Eviction { to: words[1], touch, stopped: false, pages: 0, reply: [0; MAX_WORDS] };
+        let runs = &words[evict::FIRST_RUN..];
+        let (mut count, mut pages) = (0, 0);
+        while count < runs.len() && pages + Run(runs[count]).pages() <= MAX_BATCH_PAGES {
+            pages += Run(runs[count]).pages();
+            count += 1;
         }
+        self.evict_watched(&mut eviction, &runs[..count]);
+        let Eviction { mut reply, pages, .. } = eviction;
         reply[0] = kind::EVICTED;
         reply[1] = pages as u64;
         self.say(&reply[..evicted::FIRST_STATUS + pages.div_ceil(8)], &[]);
+    }
+
+    /// Moves the pages of `runs` that lie in registered mappings.
+    ///
+    /// UFFDIO_MOVE takes pages out of any private memory, and a mapping can lose its registration without an event
+    /// (SHM_REMAP). So the kernel is asked before and after. One question covers all runs that lie in one mapping; runs
+    /// in several mappings are divided until each part lies in one.
+    fn evict_watched(&self, eviction: &mut Eviction, runs: &[u64]) {
+        let (Some(&first), Some(&last)) = (runs.first(), runs.last()) else { return };
+        let (first, last) = (Run(first), Run(last));
+        let end = last.address() + (last.pages() * PAGE_SIZE) as u64;
+        match self.watched(first.address(), end) {
+            Watched::Yes if !eviction.stopped => {
+                let before = eviction.pages;
+                runs.iter().for_each(|&run| self.evict_run(eviction, Run(run)));
+                if !matches!(self.watched(first.address(), end), Watched::Yes) {
+                    eviction.doubt(before);
+                }
+            }
+            Watched::No if runs.len() > 1 => {
+                let (front, back) = runs.split_at(runs.len() / 2);
+                self.evict_watched(eviction, front);
+                self.evict_watched(eviction, back);
+            }
+            Watched::No if first.pages() > 1 => {
+                let front = first.pages() / 2;
+                let middle = first.address() + (front * PAGE_SIZE) as u64;
+                self.evict_watched(eviction, &[Run::new(first.address(), front).0]);
+                self.evict_watched(eviction, &[Run::new(middle, first.pages() - front).0]);
+            }
+            Watched::No => eviction.note(evicted::UNWATCHED),
+            Watched::Yes | Watched::Changing => {
+                eviction.stopped = true;
+                let pages: usize = runs.iter().map(|&run| Run(run).pages()).sum();
+                (0..pages).for_each(|_| eviction.note(evicted::NOT_TRIED));
+            }
+        }
+    }
+
+    /// Moves the pages of one run.
+    fn evict_run(&self, eviction: &mut Eviction, run: Run) {
+        let mut done = 0;
+        while done < run.pages() {
+            let from = run.address() + (done * PAGE_SIZE) as u64;
+            let to = eviction.to + (eviction.pages * PAGE_SIZE) as u64;
+            let (moved, status) = if eviction.stopped {
+                (0, evicted::NOT_TRIED)
+            } else {
+                self.move_run(to, from, run.pages() - done, eviction.touch)
+            };
+            eviction.stopped |= status == evicted::NOT_TRIED;
+            (0..moved.max(1)).for_each(|_| eviction.note(status));
+            done += moved.max(1);
+        }
+    }
+
+    /// Whether all from `start` to `end` lies in one mapping that is registered with a userfaultfd.
+    ///
+    /// UFFDIO_CONTINUE never does anything to private memory. It is refused because the destination is not registered
+    /// (ENOENT) before it is refused because the memory is private (EINVAL).
+    fn watched(&self, start: u64, end: u64) -> Watched {
+        const UFFDIO_CONTINUE: usize = 0xc020_aa07;
+        const EINVAL: isize = 22;
+        if end <= start {
+            return Watched::No;
+        }
+        let mut request = [start, end - start, 0, 0];
+        // SAFETY: the request has the kernel's layout.
+        match unsafe { call!(sys::SYS_IOCTL, self.uffd, UFFDIO_CONTINUE, request.as_mut_ptr()) } {
+            error if error == -EINVAL => Watched::Yes,
+            error if error == -EAGAIN => Watched::Changing,
+            _ => Watched::No,
+        }
     }
 
     /// Moves pages from the head of a run; gives how many went, and if none did, the status of the first.
@@ -337,7 +435,7 @@ impl Worker {
         match result {
             moved if moved > 0 => (moved as usize / PAGE_SIZE, evicted::MOVED),
             error if error == -EAGAIN => (0, evicted::NOT_TRIED),
-            error => (0, (-error).clamp(1, 254) as u8),
+            error => (0, (-error).clamp(1, evicted::UNSURE as isize - 1) as u8),
         }
     }
 
@@ -368,6 +466,56 @@ impl Worker {
             }
         }
         self.say(&[kind::DISCARDED, done], &[]);
+    }
+}
+
+/// Whether faults of this forked child are served by a living manager: its beacon, emptied, is filled again.
+fn is_served(page: usize) -> bool {
+    const MADV_DONTNEED: usize = 4;
+    // SAFETY: the beacon is the agent's own page, of which only this process uses the first word. If the program has unmapped
+    // it the worker ends here by a signal, and the program runs on.
+    unsafe {
+        call!(sys::SYS_MADVISE, page, PAGE_SIZE, MADV_DONTNEED);
+        (page as *const u64).read_volatile() == beacon::INHERITED
+    }
+}
+
+/// What the worker knows of the registration of a range.
+enum Watched {
+    Yes,
+    No,
+    /// Cannot be told: the layout is changing.
+    Changing,
+}
+
+/// One EVICT under way.
+struct Eviction {
+    /// Where the first page goes.
+    to: u64,
+    /// Whether busy pages are touched.
+    touch: bool,
+    /// The layout is changing: nothing more is tried.
+    stopped: bool,
+    /// Pages dealt with.
+    pages: usize,
+    /// Their statuses.
+    reply: [u64; MAX_WORDS],
+}
+
+impl Eviction {
+    /// Notes the status of the next page.
+    fn note(&mut self, status: u8) {
+        evicted::set(&mut self.reply, self.pages, status);
+        self.pages += 1;
+    }
+
+    /// Marks the pages moved since page `first` as not known to have been registered.
+    fn doubt(&mut self, first: usize) {
+        for page in first..self.pages {
+            if evicted::get(&self.reply, page) == evicted::MOVED {
+                evicted::set(&mut self.reply, page, evicted::UNSURE);
+            }
+        }
     }
 }
 
@@ -422,27 +570,39 @@ fn open_userfaultfd(device: i32) -> Result<i32, isize> {
     if result < 0 { Err(result) } else { Ok(result as i32) }
 }
 
-/// Connects to the job's manager.
+/// `struct sockaddr_un`.
+#[repr(C)]
+struct Address {
+    family: u16,
+    path: [u8; SOCKET_PATH],
+}
+
+/// How often the manager is called. It ends a connection that is silent for long, as that of a process that is stopped before it
+/// can call.
+const ATTEMPTS: usize = 3;
+
+const AF_UNIX: u16 = 1;
+
+/// Connects to the job's manager: by the name of its abstract socket, or where that is not to be reached, by the path of another.
 pub fn connect(job: Job) -> Result<i32, isize> {
-    const AF_UNIX: u16 = 1;
+    let mut name = Address { family: AF_UNIX, path: [0; SOCKET_PATH] };
+    name.path[1..=SOCKET_NAME].copy_from_slice(&job.socket_name());
+    connect_to(&name, size_of::<u16>() + 1 + SOCKET_NAME).or_else(|error| {
+        let file = Address { family: AF_UNIX, path: socket_path() };
+        if file.path[0] == 0 { Err(error) } else { connect_to(&file, size_of::<Address>()) }
+    })
+}
+
+fn connect_to(address: &Address, len: usize) -> Result<i32, isize> {
     const SEQPACKET_CLOEXEC: usize = 5 | 0o2_000_000;
-    #[repr(C)]
-    struct Address {
-        family: u16,
-        zero: u8,
-        name: [u8; uzswap_proto::SOCKET_NAME],
-    }
-    let address = Address { family: AF_UNIX, zero: 0, name: job.socket_name() };
     // SAFETY: no pointers.
     let socket = unsafe { call!(sys::SYS_SOCKET, AF_UNIX, SEQPACKET_CLOEXEC, 0) };
     if socket < 0 {
         return Err(socket);
     }
-    // The address has no padding at its end: 2 + 1 + 23 bytes, aligned to 2.
-    const { assert!(size_of::<Address>() == 3 + uzswap_proto::SOCKET_NAME) };
     loop {
-        // SAFETY: the address lives on this stack.
-        let result = unsafe { call!(sys::SYS_CONNECT, socket, &raw const address, size_of::<Address>()) };
+        // SAFETY: the address is a structure of the kernel's layout, `len` bytes of which are given.
+        let result = unsafe { call!(sys::SYS_CONNECT, socket, &raw const *address, len) };
         match result {
             0.. => return Ok(socket as i32),
             result if result == -EINTR => {}

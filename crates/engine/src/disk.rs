@@ -134,8 +134,8 @@ impl Zswap {
     }
 
     /// A slot for a page that was written to the swap file.
-    pub(crate) fn record_written(&self, sealed: Sealed, home: Home) -> Result<Slot, SwapOutError> {
-        let recorded = self.insert(home, |state, group| {
+    pub(crate) fn record_written(&self, sealed: Sealed, sum: Option<u32>, home: Home) -> Result<Slot, SwapOutError> {
+        let recorded = self.insert(home, sum, |state, group| {
             state.groups.charge(group, |counters| counters.pswpout += 1);
             let slot = state.store_sealed(sealed, group, home.node);
             slot.ok_or_else(|| {

@@ -101,7 +101,7 @@ impl Zswap {
                 self.store_zeros(home)?
             } else {
                 let sealed = written.next().expect("an entry for each page");
-                self.record_written(sealed, home).inspect_err(|_| self.free_space([sealed.run()]))?
+                self.record_written(sealed, self.sum(page), home).inspect_err(|_| self.free_space([sealed.run()]))?
             });
             Ok(())
         });
@@ -137,8 +137,9 @@ impl Zswap {
         })?;
         on_disk.sort_unstable_by_key(|(_, sealed)| sealed.place);
         self.read_several(&on_disk, pages)?;
-        for slot in on_disk.iter().map(|(index, _)| slots[*index]) {
-            self.shards.of(slot).count_read(slot);
+        for (index, _) in &on_disk {
+            self.check_sum(slots[*index], &pages[*index])?;
+            self.shards.of(slots[*index]).count_read(slots[*index]);
         }
         Ok(origins)
     }

@@ -10,7 +10,8 @@
 //!   coldest
 //! - [`pools`]: a codec and an allocator each; [`zpool`], [`zsmalloc`], [`zbud`]: the allocators; [`compress`], [`lzo`]: the
 //!   codecs
-//! - [`disk`]: to disk and back; [`swapfile`]: space there; [`seal`]: what is there can be neither read nor forged
+//! - [`disk`]: to disk and back; [`swapfile`]: space there; [`seal`]: what is there can be neither read nor forged; [`sums`]:
+//!   checksums of pages, where they are checked
 //! - [`control`]: parameters and groups from outside; [`counters`]: the kernel's counters; [`table`]: tables and lists that
 //!   everything else is made of; [`sync`]: locks and atomics, the system's or a model checker's
 //!
@@ -43,6 +44,7 @@ mod shards;
 mod shrinker;
 mod slots;
 mod state;
+mod sums;
 mod swapfile;
 mod sync;
 mod table;

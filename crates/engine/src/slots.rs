@@ -18,6 +18,7 @@ use crate::entry::{Content, Entry, MAX_REFERENCES};
 pub(crate) use crate::entry::{Heat, Object};
 use crate::seal::{Nonce, Tag};
 use crate::shards::{MAX_SHARDS, Shared};
+use crate::sums::Sums;
 use crate::swapfile::{Run, units};
 use crate::sync::Ordering::Relaxed;
 use crate::table::{CellOf, Links, Nodes, Table};
@@ -118,12 +119,14 @@ pub(crate) struct Slots {
     records: Table<CellOf<Record>>,
     /// References beyond those that the entry counts.
     more_references: HashMap<Slot, u64>,
+    /// Checksums of the pages, where they are checked.
+    sums: Option<Sums>,
 }
 
 impl Slots {
-    pub fn new(shard: usize, shared: Arc<Shared>) -> Slots {
+    pub fn new(shard: usize, shared: Arc<Shared>, verify: bool) -> Slots {
         let (table, records, more_references) = (Table::new(), Table::new(), HashMap::new());
-        Slots { shard, shared, stamped: 0, table, records, more_references }
+        Slots { shard, shared, stamped: 0, table, records, more_references, sums: verify.then(Sums::new) }
     }
 
     /// The slot of an index.
@@ -148,14 +151,28 @@ impl Slots {
         self.shared.time.load(Relaxed).wrapping_sub(self.entry(slot).age)
     }
 
-    /// Memory of all entries and records, in bytes.
+    /// Memory of all entries, records and checksums, in bytes.
     pub fn memory(&self) -> usize {
-        self.table.memory() + self.records.memory()
+        self.table.memory() + self.records.memory() + self.sums.as_ref().map_or(0, Sums::memory)
     }
 
     /// The slot that the next insertion will have; None if there is no memory for it or all of this shard are in use.
     pub fn next(&mut self) -> Option<Slot> {
-        self.table.next(MAX_INDEX).map(|index| self.slot(index))
+        let index = self.table.next(MAX_INDEX)?;
+        if let Some(sums) = &mut self.sums {
+            sums.reserve(index)?;
+        }
+        Some(self.slot(index))
+    }
+
+    /// Keeps the checksum of the page of a slot in use. Panics unless checksums are kept.
+    pub fn set_sum(&mut self, slot: Slot, sum: u32) {
+        self.sums.as_mut().expect("checksums are kept").set(slot.index(), sum);
+    }
+
+    /// Returns the checksum of the page of a slot in use, if checksums are kept. A same-filled page has no meaningful one.
+    pub fn sum(&self, slot: Slot) -> Option<u32> {
+        self.sums.as_ref().map(|sums| sums.get(slot.index()))
     }
 
     /// A slot with one reference; None as for [`next`](Self::next), or if there is no memory for its record.

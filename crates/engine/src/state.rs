@@ -54,7 +54,7 @@ pub(crate) enum Found {
 impl State {
     pub fn new(shard: usize, config: Config, memory: Arc<dyn Memory>, shared: Arc<Shared>) -> State {
         State {
-            slots: Slots::new(shard, shared.clone()),
+            slots: Slots::new(shard, shared.clone(), config.verify),
             groups: Groups::new(),
             pools: Pools::new(shard, memory, PoolId::new(config.compressor, config.zpool), shared.clone()),
             same_filled: 0,

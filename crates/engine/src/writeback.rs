@@ -22,6 +22,7 @@ use crate::seal::Nonce;
 use crate::shards::All;
 use crate::slots::{Object, Slot};
 use crate::state::State;
+use crate::sums;
 use crate::swapfile::{CLUSTER, PAGE, Run, units};
 use crate::zswap::Zswap;
 
@@ -217,25 +218,26 @@ impl Zswap {
     /// Packs one victim; false if it is gone, or damaged where its page is wanted.
     fn pack(&self, swap: &Swap, Victim { slot, nonce }: Victim, batch: &mut Batch) -> bool {
         with_scratch(|scratch| {
-            let (object, length) = {
+            let (object, length, sum) = {
                 let state = self.shards.of(slot);
                 let Some((object, _)) = state.slots.writing(slot, nonce) else { return false };
                 let data = state.pools.get(object);
                 scratch.buffer[..data.len()].copy_from_slice(data);
                 state.pools.check_owner(object, slot);
-                (object, data.len())
+                (object, data.len(), state.slots.sum(slot))
             };
             let compressor = object.pool.compressor();
             let mut page;
-            let data = match swap.form {
-                Writeback::Compressed => &scratch.buffer[..length],
-                Writeback::Pages => {
+            let data = match (swap.form, sum) {
+                (Writeback::Compressed, None) => &scratch.buffer[..length],
+                (form, sum) => {
                     page = [0; PAGE_SIZE];
-                    if scratch.decompress(compressor, 0..length, &mut page).is_err() {
+                    let decompressed = scratch.decompress(compressor, 0..length, &mut page);
+                    if decompressed.is_err() || sum.is_some_and(|sum| sum != sums::of(&page)) {
                         self.pass_over(slot, nonce);
                         return false;
                     }
-                    page.as_slice()
+                    if form == Writeback::Pages { page.as_slice() } else { &scratch.buffer[..length] }
                 }
             };
             assert!(batch.push(&swap.sealer, nonce, compressor, data), "there was room when it was taken");

@@ -26,6 +26,7 @@ use crate::seal::Sealer;
 use crate::shards::{MAX_SHARDS, Shards};
 use crate::slots::{Sealed, Slot};
 use crate::state::{Admission, Found, State};
+use crate::sums;
 use crate::swapfile::{DiskSpace, SwapFile};
 use crate::sync::{Mutex, RwLock};
 use crate::writeback::Cluster;
@@ -58,6 +59,8 @@ pub struct Config {
     /// In how many parts the books are kept: 1, 2 or 4. The more there are, the less threads that store at once wait for each
     /// other, and the more pages of the pool are partly filled.
     pub shards: usize,
+    /// Whether a checksum of each page is kept, and checked whenever the page is read back. It takes 4 bytes a page.
+    pub verify: bool,
 }
 
 impl Default for Config {
@@ -73,6 +76,7 @@ impl Default for Config {
             writeback: Writeback::default(),
             policy: Policy::default(),
             shards: MAX_SHARDS,
+            verify: false,
         }
     }
 }
@@ -151,6 +155,7 @@ pub struct Zswap {
     pub(crate) swap: Option<Swap>,
     pub(crate) references: PoolReferences,
     pub(crate) events: Events,
+    verify: bool,
 }
 
 impl Zswap {
@@ -168,6 +173,7 @@ impl Zswap {
             swap: swap.map(|file| Swap { file, sealer: Sealer::new(), form: config.writeback }),
             references: PoolReferences::new(config.policy),
             events: Events::default(),
+            verify: config.verify,
         }
     }
 
@@ -277,7 +283,7 @@ impl Zswap {
             }
             let data = length.map_or(page.as_slice(), |length| &scratch.buffer[..length]);
             // The group and the pool may have gone since: both are looked up again.
-            self.insert(home, |state, group| match state.store(pool, data, group, home.node) {
+            self.insert(home, self.sum(page), |state, group| match state.store(pool, data, group, home.node) {
                 Ok(slot) => {
                     state.groups.charge(group, count);
                     state.streak = *streak;
@@ -294,12 +300,25 @@ impl Zswap {
         })
     }
 
-    /// Puts a page of `home` into a shard, unless that exceeds what may be swapped out.
+    /// Returns the checksum to keep of a page that is about to be stored, if checksums are kept.
+    pub(crate) fn sum(&self, page: &Page) -> Option<u32> {
+        self.verify.then(|| sums::of(page))
+    }
+
+    /// Puts a page of `home`, with the checksum to keep of it, into a shard, unless that exceeds what may be swapped out.
     pub(crate) fn insert(
         &self,
         home: Home,
+        sum: Option<u32>,
         insert: impl FnOnce(&mut State, u16) -> Result<Slot, Refusal>,
     ) -> Result<Slot, Refusal> {
+        let insert = |state: &mut State, group| {
+            let slot = insert(state, group)?;
+            if let Some(sum) = sum {
+                state.slots.set_sum(slot, sum);
+            }
+            Ok(slot)
+        };
         let mut state = self.shards.any();
         let group = state.group(home.group)?;
         if !state.groups.is_swap_limited(group) {
@@ -323,7 +342,7 @@ impl Zswap {
         home: Home,
         count: fn(&mut GroupCounters),
     ) -> Result<Slot, Refusal> {
-        self.insert(home, |state, group| {
+        self.insert(home, None, |state, group| {
             let Some(slot) = state.store_filled(value, group, home.node) else {
                 self.events.reject_kmemcache_fail.count();
                 return Err(Refusal::Pool);
@@ -335,7 +354,7 @@ impl Zswap {
 
     fn write_refused(&self, page: &Page, home: Home) -> Result<Slot, SwapOutError> {
         let sealed = self.write_through(&[page], home)?[0];
-        self.record_written(sealed, home).inspect_err(|_| self.free_space([sealed.run()]))
+        self.record_written(sealed, self.sum(page), home).inspect_err(|_| self.free_space([sealed.run()]))
     }
 
     // -----------------------------------------------------------------------------------------------------------------
@@ -352,6 +371,7 @@ impl Zswap {
         self.load_or_locate(&[slot], std::slice::from_mut(page), |_, origin| found = origin)?;
         found.or_else(|sealed| {
             self.read(&sealed, page)?;
+            self.check_sum(slot, page)?;
             self.shards.of(slot).count_read(slot);
             Ok(Origin::Disk)
         })
@@ -396,6 +416,10 @@ impl Zswap {
                         }
                         Found::Disk(sealed) => Err(sealed),
                     };
+                    if let Ok(Origin::Pool) = origin {
+                        self.check_sum(slots[index], page)
+                            .inspect_err(|_| self.uncount_loads(&slots[index..], &found[index..]))?;
+                    }
                     tell(first + index, origin);
                 }
                 Ok(())
@@ -411,6 +435,16 @@ impl Zswap {
         for (slot, _) in slots.iter().zip(found).filter(|(_, found)| loaded(found)) {
             self.shards.of(*slot).uncount_load(*slot);
         }
+    }
+
+    /// Compares a page that was loaded, and is not same-filled, with the checksum kept of it. The caller's reference keeps the slot
+    /// from being given to another page meanwhile.
+    pub(crate) fn check_sum(&self, slot: Slot, page: &Page) -> Result<(), LoadError> {
+        if !self.verify {
+            return Ok(());
+        }
+        let kept = self.shards.of(slot).slots.sum(slot);
+        if kept == Some(sums::of(page)) { Ok(()) } else { Err(self.corrupt()) }
     }
 
     pub(crate) fn corrupt(&self) -> LoadError {

@@ -76,6 +76,9 @@ pub struct Charge {
     pub anon: AtomicU64,
     /// The most it ever was.
     pub anon_peak: AtomicU64,
+    /// Resident memory of its processes that is not under any limit, last measured, and the most it ever was.
+    pub unmanaged: AtomicU64,
+    pub unmanaged_peak: AtomicU64,
     /// Compressed bytes in each of the engine's shards, last seen.
     pub zswap: [AtomicU64; MAX_SHARDS],
     /// Anonymous memory and pool, last measured.
@@ -219,6 +222,8 @@ impl Charge {
             exhausted: AtomicBool::default(),
             anon: AtomicU64::default(),
             anon_peak: AtomicU64::default(),
+            unmanaged: AtomicU64::default(),
+            unmanaged_peak: AtomicU64::default(),
             zswap: Default::default(),
             current: AtomicU64::default(),
             peak: AtomicU64::default(),
@@ -233,6 +238,12 @@ impl Charge {
     /// This group and those above it, the root last.
     pub fn path(&self) -> impl Iterator<Item = &Charge> {
         std::iter::successors(Some(self), |charge| charge.parent.as_deref())
+    }
+
+    /// Enters how much memory is not under any limit: an estimate, and what there is at least.
+    pub fn note_unmanaged(&self, estimated: u64, at_least: u64) {
+        self.unmanaged.store(estimated, Relaxed);
+        self.unmanaged_peak.fetch_max(at_least, Relaxed);
     }
 
     /// Whether this is that group, or one below it.

@@ -18,6 +18,7 @@ use std::process::{Command, Stdio};
 use rustix::io::Errno;
 use rustix::mount::{MountFlags, MountPropagationFlags, mount, mount_bind, mount_change};
 use rustix::process::{getegid, geteuid};
+use uzswap_vm::log::log;
 use uzswap_vm::sys::job;
 
 use crate::RunError;
@@ -121,7 +122,9 @@ impl ControlFs {
             if Path::new(place).is_dir() {
                 mount_bind(format!("{top}/{from}"), *place).map_err(|error| failed(place, error))?;
             } else if *is_missed {
-                eprintln!("uzswap: warning: {place}: no such directory: the job finds none of its parameters there");
+                log(&format!(
+                    "uzswap: warning: {place}: no such directory: the job finds none of its parameters there"
+                ));
             }
         }
         // Over the whole tree, which is then out of sight.

@@ -11,6 +11,7 @@ use std::os::unix::net::UnixListener;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use uzswap_vm::log::log;
 use uzswap_vm::sys::job::{self, Child, Signals};
 use uzswap_vm::sys::link::Listener;
 use uzswap_vm::sys::process::PidFd;
@@ -94,7 +95,7 @@ pub fn run_daemon(
             let killed = executioner::kill_jobs_of(name, &[front_pid]);
             front::remove_agent(&agent);
             door.remove_name();
-            eprintln!("uzswap: error: the manager died (status {status}); killed all jobs ({killed} processes)");
+            log(&format!("uzswap: error: the manager died (status {status}); killed all jobs ({killed} processes)"));
             return Ok(front::STATUS_LOST);
         }
         match signal {

@@ -8,15 +8,15 @@
 //!    own, which has the connection meanwhile, so that nobody else waits for it. Of one user only so many are done at once; more
 //!    wait for their turn. A connection holds one request and one answer at most, both of bounded length. What is no request
 //!    ends the connection; so does a request that is not complete, or an answer that is not taken, in good time.
-//! 4. There are only so many connections. One more takes the place of the one that has been there longest without a word, but
-//!    only if that had time to say one: else it waits outside.
+//! 4. There are only so many places for connections. The others wait `outside`, where users take turns: a crowd of one user's
+//!    connections delays no other user. A connection that had time to speak gives up its place for one that waits.
 //! 5. A connection by which a job joins is handed on: it is the job's from then on.
 //! 6. No other thread of the manager waits for this one, but that an answer under way when the job ends is still given:
 //!    whoever kills the job by a control file hears that it is done.
 
 use std::fs::{self, File, Permissions};
 use std::io::{self, ErrorKind, Read, Write};
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
@@ -31,12 +31,14 @@ use uzswap_proto::control::{
     Answer, DIRECTORY, PATH_MAX, REQUEST_HEADER, REQUIRE, Request, TEXT_MAX, TRANSIENT, VALUE_MAX, Verb,
 };
 use uzswap_vm::sys::file::event;
-use uzswap_vm::sys::link::{Peer, peer};
+use uzswap_vm::sys::link::{Peer, peer, refuse_descriptors};
 
 use crate::control::{Error, GroupId, Kind, Machine, Tree, Writer};
+use crate::descriptors;
+use crate::outside::{Outside, Taken, Turn};
 
-/// Connections at once.
-const CONNECTIONS: usize = 16;
+/// Connections that are accepted at once.
+const ACCEPTED: usize = 64;
 
 /// Requests at once that take long: of root and our own user, and as many of all others.
 const LONG: usize = 8;
@@ -45,7 +47,7 @@ const LONG: usize = 8;
 const LONG_OF_ONE: usize = 4;
 
 /// The files that are written to have something done that takes long.
-const LONG_FILES: [&str; 2] = ["cgroup.kill", "memory.reclaim"];
+const LONG_FILES: [&str; 3] = ["cgroup.kill", "cgroup.procs", "memory.reclaim"];
 
 /// How long a request may take to arrive, or an answer to be taken.
 const PATIENCE: Duration = Duration::from_secs(2);
@@ -56,7 +58,7 @@ const REST: Duration = Duration::from_secs(60);
 /// How long a connection keeps its place, whoever else wants it.
 const GRACE: Duration = Duration::from_millis(50);
 
-/// How long nobody is let in when there are no descriptors left.
+/// How long none is accepted when few descriptors are left.
 const SHORTAGE: Duration = Duration::from_millis(50);
 
 /// How long to wait for others who give a socket a name in the same directory.
@@ -129,6 +131,8 @@ impl Door {
     /// Listens at a socket that somebody else has opened, who has named it.
     pub fn listen(listener: UnixListener) -> io::Result<Door> {
         listener.set_nonblocking(true)?;
+        // Requests have no descriptors. Closing one could take long.
+        refuse_descriptors(&listener);
         Ok(Door { listener, name: None, turn: RwLock::new(()), returns: event()? })
     }
 
@@ -155,11 +159,12 @@ impl Door {
     pub fn serve(&self, machine: &(dyn Machine + Sync), joins: Option<&Joins>) -> ! {
         thread::scope(|scope| {
             let mut connections: Vec<Connection> = Vec::new();
-            let mut shut = None;
+            let mut outside = Outside::default();
+            let mut look = Look::default();
             let (back, returned) = mpsc::channel();
             let mut away = Away::default();
             loop {
-                let (opens, ready) = wait(&self.listener, &self.returns, &connections, shut);
+                let (opens, ready) = wait(&self.listener, &self.returns, &connections, &look);
                 // Whoever comes back after this look rings again.
                 let _ = (&self.returns).read(&mut [0; 8]);
                 let came_back: Vec<Connection> = returned.try_iter().collect();
@@ -193,8 +198,13 @@ impl Door {
                 drop(turn);
                 connections = kept;
                 connections.extend(came_back);
-                if opens {
-                    shut = self.let_in(&mut connections, away.users.len(), joins.is_some());
+                if opens || !outside.is_empty() {
+                    if look.shut.is_none_or(|shut| shut <= Instant::now()) {
+                        look.shut = self.accept(&mut outside, joins.is_some());
+                    }
+                    look.next = let_in(&mut outside, &mut connections, &away);
+                    // Looked at again with every turn of this loop, since connections wait outside.
+                    look.is_full = outside.is_full(is_root_or_own);
                 }
             }
         })
@@ -214,22 +224,20 @@ impl Door {
             // An error is the end of the connection, as it will be seen when it is looked after again.
             let _ = connection.answer(machine).and_then(|()| connection.send());
             drop(turn);
-            back.send(connection).expect("who serves does so for ever");
-            (&self.returns).write_all(&1u64.to_ne_bytes()).expect("an event counter takes a 1");
+            // The door serves for ever, and an event counter takes a 1.
+            let _ = back.send(connection);
+            let _ = (&self.returns).write_all(&1u64.to_ne_bytes());
         };
         thread::Builder::new().name("door, long".to_owned()).spawn_scoped(scope, work).map(drop)
     }
 
-    /// Lets in those who wait, as many as there are places at most, beside those that are `away`. Gives when to look again, if that is not as soon as
-    /// somebody is there.
-    fn let_in(&self, connections: &mut Vec<Connection>, away: usize, anybody: bool) -> Option<Instant> {
-        for _ in 0..CONNECTIONS {
-            let is_full = connections.len() + away >= CONNECTIONS;
-            let oldest = (0..connections.len()).min_by_key(|&index| connections[index].since).filter(|_| is_full);
-            if let Some(settled) =
-                oldest.map(|index| connections[index].since + GRACE).filter(|at| *at > Instant::now())
-            {
-                return Some(settled);
+    /// Accepts connections, which then wait outside; those of anybody, or only of root and the manager's user. Returns when to
+    /// accept again, if that is not as soon as there is one. Accepts none while root's queue is full.
+    fn accept(&self, outside: &mut Outside<(UnixStream, Peer)>, anybody: bool) -> Option<Instant> {
+        let limit = descriptors::limit();
+        for _ in 0..ACCEPTED {
+            if outside.is_full(is_root_or_own) {
+                break;
             }
             let stream = match self.listener.accept() {
                 Ok((stream, _)) => stream,
@@ -239,13 +247,45 @@ impl Door {
                     _ => return Some(Instant::now() + SHORTAGE),
                 },
             };
-            let Some(connection) = Connection::new(stream, anybody) else { continue };
-            if let Some(oldest) = oldest {
-                connections.remove(oldest);
+            let Ok(peer) = peer(&stream) else { continue };
+            let descriptor = stream.as_raw_fd();
+            if anybody || is_root_or_own(peer.uid) {
+                // A user that has too many outside loses the new one.
+                drop(outside.add(peer.uid, (stream, peer), is_root_or_own));
             }
-            connections.push(connection);
+            if descriptors::are_short(descriptor, limit) {
+                return Some(Instant::now() + SHORTAGE);
+            }
         }
         None
+    }
+}
+
+/// Gives places to connections that wait outside. Returns when to look again, if that is not as soon as a place is free.
+fn let_in(
+    outside: &mut Outside<(UnixStream, Peer)>,
+    connections: &mut Vec<Connection>,
+    away: &Away,
+) -> Option<Instant> {
+    loop {
+        let here = connections.iter().map(|connection| Taken {
+            user: connection.peer.uid,
+            settled: Some(connection.since + GRACE),
+            since: Some(connection.since),
+        });
+        let elsewhere = away.users.iter().map(|&user| Taken { user, settled: None, since: None });
+        let taken: Vec<Taken> = here.chain(elsewhere).collect();
+        match outside.next(&taken, is_root_or_own, Instant::now()) {
+            Turn::In((stream, peer), place) => {
+                let Some(connection) = Connection::new(stream, peer) else { continue };
+                if let Some(place) = place {
+                    connections.remove(place);
+                }
+                connections.push(connection);
+            }
+            Turn::Later(at) => return Some(at),
+            Turn::None => return None,
+        }
     }
 }
 
@@ -268,8 +308,9 @@ impl Away {
     }
 
     fn comes_back(&mut self, user: u32) {
-        let place = self.users.iter().position(|&other| other == user).expect("who comes back has gone");
-        self.users.swap_remove(place);
+        if let Some(place) = self.users.iter().position(|&other| other == user) {
+            self.users.swap_remove(place);
+        }
     }
 }
 
@@ -317,22 +358,27 @@ fn in_the_way(path: &Path) -> Result<(), String> {
     }
 }
 
-/// Waits until somebody wants something; tells whether to look who is at the door, which is shut until then if `shut` says so,
-/// and which connections can go on.
-fn wait(
-    listener: &UnixListener,
-    returns: &File,
-    connections: &[Connection],
+/// When to look for connections, besides when one arrives.
+#[derive(Default)]
+struct Look {
+    /// None is accepted until then.
     shut: Option<Instant>,
-) -> (bool, Vec<bool>) {
+    /// One that waits outside can get a place then.
+    next: Option<Instant>,
+    /// None is accepted until one that waits outside gets a place.
+    is_full: bool,
+}
+
+/// Waits until something is to be done; tells whether to look for new connections, and which connections can go on.
+fn wait(listener: &UnixListener, returns: &File, connections: &[Connection], look: &Look) -> (bool, Vec<bool>) {
     let heard: Vec<&Connection> = connections.iter().filter(|connection| !connection.waits).collect();
-    let due = heard.iter().map(|connection| connection.due()).chain(shut).min();
+    let due = heard.iter().map(|connection| connection.due()).chain(look.shut).chain(look.next).min();
     // A nanosecond more, not to look before it is time.
     let patience = due.map(|due| due.saturating_duration_since(Instant::now())).map(|patience| Timespec {
         tv_sec: patience.as_secs() as i64,
         tv_nsec: i64::from(patience.subsec_nanos() + 1).min(999_999_999),
     });
-    let at_door = if shut.is_some() { PollFlags::empty() } else { PollFlags::IN };
+    let at_door = if look.shut.is_some() || look.is_full { PollFlags::empty() } else { PollFlags::IN };
     let mut all: Vec<PollFd<'_>> = vec![
         PollFd::from_borrowed_fd(listener.as_fd(), at_door),
         PollFd::from_borrowed_fd(returns.as_fd(), PollFlags::IN),
@@ -344,7 +390,8 @@ fn wait(
     // Interrupted, or short of memory: then each is tried.
     let tried = poll(&mut all, patience.as_ref()).is_err();
     let is_ready = |of: &PollFd<'_>| tried || !of.revents().is_empty();
-    let opens = shut.map_or_else(|| is_ready(&all[0]), |shut| shut <= Instant::now());
+    let is_time = |at: Option<Instant>| at.is_some_and(|at| at <= Instant::now());
+    let opens = is_time(look.shut) || is_time(look.next) || look.shut.is_none() && is_ready(&all[0]);
     let mut ready = all[2..].iter().map(is_ready);
     (opens, connections.iter().map(|connection| !connection.waits && ready.next() == Some(true)).collect())
 }
@@ -373,12 +420,8 @@ struct Connection {
 }
 
 impl Connection {
-    /// A connection from somebody who may, if not `anybody` may.
-    fn new(stream: UnixStream, anybody: bool) -> Option<Connection> {
-        let peer = peer(&stream).ok()?;
-        if !anybody && !is_root_or_own(peer.uid) {
-            return None;
-        }
+    /// A connection that has got a place.
+    fn new(stream: UnixStream, peer: Peer) -> Option<Connection> {
         stream.set_nonblocking(true).ok()?;
         Some(Connection { stream, peer, waits: false, since: Instant::now(), request: Vec::new(), answer: Vec::new() })
     }
@@ -428,7 +471,7 @@ impl Connection {
         let (transient, require) = (wishes(TRANSIENT), wishes(REQUIRE));
         // Nobody takes jobs in any more: then the connection ends.
         let _ = joins.queue.send(Joining { stream: self.stream, peer: self.peer, group, transient, require });
-        (&joins.bell).write_all(&1u64.to_ne_bytes()).expect("an event counter takes a 1");
+        let _ = (&joins.bell).write_all(&1u64.to_ne_bytes());
     }
 
     /// Has its answer, if its request is complete.
@@ -529,7 +572,7 @@ fn answer(bytes: &[u8], from: Peer, machine: &dyn Machine) -> io::Result<Option<
         Ok(text) => (0, text),
         Err(error) => (error.number() as u32, error.to_string()),
     };
-    let header = Answer { errno, text: text.len() }.encode().expect("the text is short enough");
+    let header = Answer { errno, text: text.len() }.encode().ok_or(ErrorKind::InvalidData)?;
     Ok(Some([&header[..], text.as_bytes()].concat()))
 }
 

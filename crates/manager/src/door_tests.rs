@@ -13,6 +13,7 @@ use uzswap_proto::control::ANSWER_HEADER;
 
 use super::*;
 use crate::control::mock::Mock;
+use crate::outside::PLACES;
 
 /// A directory of the test's own.
 struct Place(PathBuf);
@@ -223,7 +224,7 @@ fn those_who_stall_are_dropped_and_nobody_waits_for_them() {
 fn a_crowd_displaces_those_who_rest() {
     let place = Place::new();
     let socket = place.serve();
-    let mut crowd: Vec<UnixStream> = (0..3 * CONNECTIONS).map(|_| connect(&socket)).collect();
+    let mut crowd: Vec<UnixStream> = (0..3 * PLACES).map(|_| connect(&socket)).collect();
     assert!(still_serves(&socket));
     assert!(is_closed(&mut crowd[0]), "the first has rested longest");
     let last = crowd.last_mut().unwrap();
@@ -255,7 +256,7 @@ fn nobody_waits_for_what_takes_long() {
         assert_eq!(answer_of(stream).unwrap(), (0, "Y\n".into()));
     }
     // Those who have gone meanwhile leave nothing behind.
-    for _ in 0..3 * CONNECTIONS {
+    for _ in 0..3 * PLACES {
         connect(&socket).write_all(&reclaim).unwrap();
     }
     assert!(still_serves(&socket));

@@ -6,9 +6,11 @@
 
 use std::collections::{HashMap, HashSet};
 use std::fs;
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use uzswap_proto::{ENV_JOB, Job};
+use uzswap_vm::log::log;
 use uzswap_vm::sys::job;
 use uzswap_vm::sys::process::share_memory;
 
@@ -30,6 +32,17 @@ pub enum Manner {
 /// `front`, if it is the caller, is the ancestor of all of them; `known` are processes known to belong.
 pub fn kill_job(manner: Manner, job: Job, front: Option<i32>, known: &[i32], spared: &[i32]) -> usize {
     kill_with(manner, str::from_utf8(&job.to_text()).expect("hexadecimal digits"), front, known, spared)
+}
+
+/// Kills a job by a thread of its own: no other job waits for that. `guard` stands for this process, the manager; both are spared.
+pub fn kill_aside(manner: Manner, job: Job, known: Vec<i32>, guard: i32) {
+    let spared = [std::process::id() as i32, guard];
+    let kill = move || {
+        kill_job(manner, job, None, &known, &spared);
+    };
+    if std::thread::Builder::new().name("kill".to_owned()).spawn(kill).is_err() {
+        log("uzswap: error: there is no thread to kill a job; its workers will, when its connections end");
+    }
 }
 
 /// The same with every job of the daemon of that name, at once: their fronts live.
@@ -60,6 +73,28 @@ fn kill_with(manner: Manner, secret: &str, front: Option<i32>, known: &[i32], sp
         }
         std::thread::sleep(Duration::from_millis(2));
     }
+}
+
+/// Returns the processes that trace `pid` or one of its threads, other than this one.
+///
+/// A killed thread that has stopped in its exit for a tracer stays until the tracer lets it go or dies; a second SIGKILL is
+/// not heard.
+pub fn tracers(pid: i32) -> Vec<i32> {
+    let Ok(threads) = fs::read_dir(format!("/proc/{pid}/task")) else { return Vec::new() };
+    let own = |tracer: i32| Path::new(&format!("/proc/self/task/{tracer}")).exists();
+    let mut tracers: Vec<i32> = threads
+        .flatten()
+        .filter_map(|thread| tracer_in(&fs::read_to_string(thread.path().join("status")).ok()?))
+        .collect();
+    tracers.sort_unstable();
+    tracers.dedup();
+    tracers.retain(|&tracer| !own(tracer));
+    tracers
+}
+
+fn tracer_in(status: &str) -> Option<i32> {
+    let tracer = status.lines().find_map(|line| line.strip_prefix("TracerPid:"))?.trim().parse().ok()?;
+    (tracer != 0).then_some(tracer)
 }
 
 /// Lets a stopped process go on.
@@ -124,6 +159,13 @@ fn processes() -> HashMap<i32, Process> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_tracer_is_read_from_a_status() {
+        assert_eq!(tracer_in("Name:\tx\nTracerPid:\t0\nUid:\t0\n"), None);
+        assert_eq!(tracer_in("Name:\tx\nTracerPid:\t71\nUid:\t0\n"), Some(71));
+        assert!(tracers(std::process::id() as i32).len() < 2);
+    }
 
     #[test]
     fn descendants_are_found_through_generations() {

@@ -10,6 +10,9 @@
 //! The front of a job that has joined a daemon has a connection to it instead: when that ends it kills the job, unless
 //! the daemon has brought back everything and says so. When nothing is left of the job it says so, too.
 //!
+//! SIGTERM goes to the program, which may take its time. A second one, a second or more after the first, is for the front: it kills
+//! the whole job, programs that are traced or stopped included.
+//!
 //! It has one thread, and keeps nothing else open of its own.
 
 use std::ffi::OsString;
@@ -23,18 +26,22 @@ use std::time::{Duration, Instant};
 
 use uzswap_proto::control::{ANSWER_HEADER, Answer, BYE, ENV_SOCKET, RELEASED};
 use uzswap_proto::{ENV_JOB, Job};
+use uzswap_vm::log::log;
 use uzswap_vm::sys::file::event;
 use uzswap_vm::sys::job::{self, Child, Signal, Signals};
 
-use crate::RunError;
 use crate::control_fs::ControlFs;
 use crate::executioner::{self, Manner};
+use crate::{RunError, agent_file};
 
 /// The exit status when uzswap itself failed and took the job with it.
 pub const STATUS_LOST: i32 = 125;
 
 /// The exit status of what was killed.
 const STATUS_KILLED: i32 = 128 + libc::SIGKILL;
+
+/// How long after a SIGTERM another one kills the job. Those that come sooner are the program's, as the first is.
+const TERM_PATIENCE: Duration = Duration::from_secs(1);
 
 /// What front and manager tell each other.
 pub struct Bell {
@@ -115,7 +122,7 @@ pub fn run(
     signals: &Signals,
 ) -> Result<i32, RunError> {
     let server = control_fs.as_ref().map(|control_fs| control_fs.server);
-    let mut front = Front { manager: Some(manager), manager_status: None, server, program: None, program_status: None };
+    let mut front = Front { manager: Some(manager), server, ..Front::new(program.job) };
     while !bell.is_ready() {
         signals.wait(Duration::from_millis(1));
         front.collect();
@@ -137,10 +144,10 @@ pub fn run(
         if let Some(status) = front.manager_status {
             remove_agent(&program.agent);
             let killed = kill_own(program.job);
-            eprintln!(
+            log(&format!(
                 "uzswap: error: the manager died (status {status}); killed the job ({killed} processes), whose \
                  evicted pages died with it"
-            );
+            ));
             return Ok(STATUS_LOST);
         }
     }
@@ -156,7 +163,7 @@ pub fn run_joined(
     signals: &Signals,
     each_second: &mut dyn FnMut(),
 ) -> Result<i32, RunError> {
-    let mut front = Front { manager: None, manager_status: None, server: None, program: None, program_status: None };
+    let mut front = Front::new(program.job);
     let mut daemon = Some(Daemon { link, heard: Vec::new() });
     let started = start(program, signals);
     if started.is_err()
@@ -170,10 +177,10 @@ pub fn run_joined(
         let status = front.wait(signals);
         match daemon.as_mut().map_or(Heard::Nothing, Daemon::hear) {
             Heard::Nothing => {}
-            Heard::Text(text) => eprintln!("{text}"),
+            Heard::Text(text) => log(&text),
             Heard::Released => {
                 daemon = None;
-                eprintln!("uzswap: warning: the daemon has stopped; the job runs on without a limit");
+                log("uzswap: warning: the daemon has stopped; the job runs on without a limit");
             }
             Heard::Gone => return Ok(lost(program.job)),
         }
@@ -195,7 +202,7 @@ pub fn run_joined(
 /// Ends a job whose daemon is dead; gives the exit status.
 fn lost(job: Job) -> i32 {
     kill_own(job);
-    eprintln!("uzswap: error: the daemon died; killed the job, whose evicted pages died with it");
+    log("uzswap: error: the daemon died; killed the job, whose evicted pages died with it");
     STATUS_LOST
 }
 
@@ -255,7 +262,7 @@ impl Daemon {
                 Heard::Text(text) => {
                     answered = true;
                     if !quiet {
-                        eprintln!("{text}");
+                        log(&text);
                     }
                 }
                 // A daemon that has no time is not dead.
@@ -283,13 +290,13 @@ fn front_stop(bell: &Bell, manager: i32) {
     }
 }
 
-/// Removes the agent's file; a second removal is no error.
+/// Removes the agent's file and what lies beside it; a second removal is no error.
 pub fn remove_agent(path: &Path) {
-    let _ = std::fs::remove_file(path);
+    agent_file::remove(path);
 }
 
 fn start(program: &Program, signals: &Signals) -> Result<i32, RunError> {
-    let mut preload = program.agent.clone().into_os_string();
+    let mut preload = agent_file::preload_name(&program.agent).into_os_string();
     if let Some(others) = std::env::var_os("LD_PRELOAD").filter(|others| !others.is_empty()) {
         preload.push(":");
         preload.push(others);
@@ -320,6 +327,9 @@ fn start(program: &Program, signals: &Signals) -> Result<i32, RunError> {
 }
 
 struct Front {
+    job: Job,
+    /// When the first SIGTERM came.
+    asked_to_end: Option<Instant>,
     /// The manager's process, if it is the job's own.
     manager: Option<i32>,
     manager_status: Option<i32>,
@@ -330,6 +340,11 @@ struct Front {
 }
 
 impl Front {
+    fn new(job: Job) -> Front {
+        let (manager, manager_status, server, program, program_status) = (None, None, None, None, None);
+        Front { job, asked_to_end: None, manager, manager_status, server, program, program_status }
+    }
+
     /// Waits a while, and passes on what comes; gives the program's status when nothing of the job is left.
     fn wait(&mut self, signals: &Signals) -> Option<i32> {
         if let Some(signal) = signals.wait(Duration::from_millis(100)) {
@@ -356,12 +371,29 @@ impl Front {
     }
 
     /// Passes a signal on to the program, unless it came from the terminal, which tells the program by itself.
-    fn pass_on(&self, signal: Signal) {
+    fn pass_on(&mut self, signal: Signal) {
         let Some(program) = self.program else { return };
+        if signal.number == libc::SIGTERM {
+            match self.asked_to_end {
+                None => self.asked_to_end = Some(Instant::now()),
+                Some(first) if first.elapsed() >= TERM_PATIENCE => return self.end_job(program),
+                Some(_) => {}
+            }
+        }
         if self.program_status.is_none() && FORWARDED.contains(&signal.number) && signal.from_process {
             // It may have ended a moment ago.
             let _ = job::kill(program, signal.number);
         }
+    }
+
+    /// Kills every process of the job but the manager and what serves its files.
+    fn end_job(&mut self, program: i32) {
+        let spared: Vec<i32> = [self.manager, self.server].into_iter().flatten().collect();
+        let own = std::process::id() as i32;
+        let killed = executioner::kill_job(Manner::StopFirst, self.job, Some(own), &[program], &spared);
+        eprintln!("uzswap: warning: a second SIGTERM: killed the job ({killed} processes)");
+        // It was collected while the job was killed.
+        self.program_status.get_or_insert(STATUS_KILLED);
     }
 
     /// Whether nothing of the job is left but what is ours.

@@ -14,13 +14,13 @@ use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
-use parking_lot::{Mutex, RwLock};
+use parking_lot::RwLock;
 use uzswap_proto::Job;
 use uzswap_proto::control::{Answer, BYE, RELEASED};
+use uzswap_vm::log::{log, one_line};
 use uzswap_vm::sys::link::Peer;
 
 use crate::charge::Charge;
-use crate::strangers::Strangers;
 
 /// A job.
 #[derive(Debug)]
@@ -41,8 +41,8 @@ pub struct Tenant {
     link: Option<UnixStream>,
     /// Whether the warning that something runs unmanaged has been given.
     pub warned: AtomicBool,
-    /// Its processes that nobody has told us of.
-    pub strangers: Mutex<Strangers>,
+    /// Processes of uzswap below the front: no part of the job.
+    pub spared: Vec<i32>,
 }
 
 /// What a front says, if anything.
@@ -60,8 +60,8 @@ impl Tenant {
     /// The job that `front` has begun, in the group of `charge`; `spared` are processes of ours.
     pub fn new(job: Job, front: Peer, charge: Arc<Charge>, link: Option<UnixStream>, spared: Vec<i32>) -> Tenant {
         let Peer { pid: front_pid, uid } = front;
-        let (warned, strangers) = (AtomicBool::new(false), Mutex::new(Strangers::new(spared)));
-        Tenant { job, front_pid, uid, charge, require: false, transient: false, link, warned, strangers }
+        let warned = AtomicBool::new(false);
+        Tenant { job, front_pid, uid, charge, require: false, transient: false, link, warned, spared }
     }
 
     /// Whether what its processes say of themselves may be believed: it has not joined, but is the manager's own job.
@@ -74,10 +74,10 @@ impl Tenant {
         self.link.as_ref().map(AsRawFd::as_raw_fd)
     }
 
-    /// Tells the user, and the log of a daemon.
+    /// Tells the user, and the log of a daemon, on one line.
     pub fn tell(&self, text: &str) {
-        let text = format!("uzswap: {text}");
-        eprintln!("{text}");
+        let text = one_line(&format!("uzswap: {text}"));
+        log(&text);
         // A front that does not listen does not hear.
         let _ = self.send(0, &text);
     }

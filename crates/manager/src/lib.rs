@@ -15,8 +15,12 @@ pub mod control;
 pub mod control_fs;
 mod door;
 mod machine;
+mod outside;
 
 mod sessions;
+mod silent;
+
+mod descriptors;
 
 mod brake;
 mod charge;
@@ -25,6 +29,7 @@ mod pressure;
 mod reclaim;
 mod shrink;
 mod stall;
+mod traced;
 mod turns;
 mod watch;
 
@@ -36,7 +41,7 @@ mod executioner;
 
 mod agent_file;
 mod program;
-mod strangers;
+mod unmanaged;
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -54,6 +59,7 @@ pub use uzswap_vm::swapin::Swapin;
 
 use uzswap_engine::{Compressor, Zpool};
 use uzswap_proto::Job;
+use uzswap_vm::log::log;
 use uzswap_vm::sys::job;
 use uzswap_vm::sys::link::Listener;
 use uzswap_vm::sys::process::PidFd;
@@ -91,6 +97,8 @@ pub struct JobConfig {
     pub enabled: bool,
     /// Whether memory pressure writes back before the pool is full.
     pub shrinker_enabled: bool,
+    /// Whether checksums of stored pages are kept and checked.
+    pub verify: bool,
     /// How many pages a fault brings.
     pub swapin: Swapin,
     /// The swap file.
@@ -237,7 +245,7 @@ fn find_program(name: &std::ffi::OsStr, require: bool) -> Result<(PathBuf, bool)
         if require {
             return Err(RunError::setup(format!("{text}, which --require forbids")));
         }
-        eprintln!("uzswap: warning: {text} and runs without a limit");
+        log(&format!("uzswap: warning: {text} and runs without a limit"));
     }
     Ok((path, obstacle.is_some()))
 }
@@ -247,7 +255,7 @@ fn create_swap(config: &JobConfig, name: u64) -> Result<Option<DiskSwapFile>, Ru
     let SwapConfig::File { path, .. } = &config.swap else { return Ok(None) };
     let (swap, warning) = swap_file::create(path.as_deref(), name)?;
     if let Some(warning) = warning {
-        eprintln!("uzswap: warning: {warning}");
+        log(&format!("uzswap: warning: {warning}"));
     }
     Ok(Some(swap))
 }

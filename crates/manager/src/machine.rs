@@ -11,7 +11,8 @@ use uzswap_engine::{Counters, FolioCounters, PAGE_SIZE, Zswap};
 use uzswap_vm::pager;
 use uzswap_vm::sys::process::memory_nodes;
 
-use crate::charge::{Charge, Events};
+use crate::agent_file::PREFIX as AGENT_PREFIX;
+use crate::charge::{Charge, EXHAUSTED_PAUSE, Events};
 use crate::control::{Error, Figures, GroupId, Limit, Machine, Parameter, Parameters};
 use crate::executioner::{self, Manner};
 use crate::jobs::Jobs;
@@ -24,6 +25,9 @@ use crate::{JobConfig, SwapConfig, Swapin, pool_cap};
 
 /// How often reclaim that was asked for may come to nothing.
 const MOST_FAILURES: u32 = 16;
+
+/// How long an agent may take to attach: one that has failed to never does.
+const ATTACH_PATIENCE: Duration = Duration::from_secs(2);
 
 /// How long killed processes may take to go.
 const KILL_PATIENCE: Duration = Duration::from_secs(10);
@@ -64,6 +68,42 @@ impl JobMachine {
         self.sessions.all().into_iter().filter(below).collect()
     }
 
+    /// Returns when process `pid`, which has just entered the group, is watched, and every group on its path is within its limit
+    /// or has nothing to give. Costs nothing where all limits are far.
+    fn bring_below_limits(&self, pid: i32, charge: &Charge) {
+        if charge.path().all(Charge::is_far) {
+            return;
+        }
+        if let Some(session) = self.wait_for_session(pid) {
+            // An error is that of a process that is going away.
+            let _ = self.taker.pager.refresh(&session.space);
+        }
+        let mut failures = 0;
+        while failures < MOST_FAILURES {
+            let sessions = self.watch.measure();
+            let Some(above) = charge.path().find(|charge| charge.is_above_max()) else { return };
+            let pages = (above.need().max(0) as usize).div_ceil(PAGE_SIZE);
+            if self.taker.step(above, &sessions, pages, true) == 0 {
+                failures += 1;
+                // The reclaimer may be at it, and has the worker.
+                std::thread::sleep(EXHAUSTED_PAUSE);
+            }
+        }
+    }
+
+    /// Waits for the agent of a process that began while all limits were far: it attaches some milliseconds later. None if
+    /// the process has no agent.
+    fn wait_for_session(&self, pid: i32) -> Option<Arc<Session>> {
+        let started = Instant::now();
+        loop {
+            let session = self.sessions.of_pid(pid);
+            if session.is_some() || started.elapsed() > ATTACH_PATIENCE || !has_agent(pid) {
+                return session;
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
     /// Sets the cap on the pool, within what a job of this size may have.
     fn set_max_pool(&self, percent: u8) {
         let max_pool = (u128::from(self.config.ram) * u128::from(percent) / 100) as u64;
@@ -71,6 +111,12 @@ impl JobMachine {
         self.engine.set_max_pool_bytes(pool_cap(&config, self.config.swap != SwapConfig::None));
         self.shrink_worker.set_cap(pool_cap(&config, true));
     }
+}
+
+/// Whether a process has the agent in its memory. False once it is gone.
+fn has_agent(pid: i32) -> bool {
+    let maps = std::fs::read(format!("/proc/{pid}/maps")).unwrap_or_default();
+    maps.windows(AGENT_PREFIX.len()).any(|bytes| bytes == AGENT_PREFIX.as_bytes())
 }
 
 impl Machine for JobMachine {
@@ -126,6 +172,7 @@ impl Machine for JobMachine {
             _ => {}
         }
         charge.set_limit(limit, bytes);
+        self.watch.post_distance();
         self.taker.groups.watch_bell.ring();
         Ok(())
     }
@@ -155,7 +202,11 @@ impl Machine for JobMachine {
 
     fn move_process(&self, pid: i32, group: GroupId) -> Result<(), Error> {
         let charge = self.charge(group)?;
-        if self.sessions.move_process(pid, &charge) { Ok(()) } else { Err(Error::NoProcess) }
+        if !self.sessions.move_process(pid, &charge) {
+            return Err(Error::NoProcess);
+        }
+        self.bring_below_limits(pid, &charge);
+        Ok(())
     }
 
     fn frozen(&self, group: GroupId) -> Result<bool, Error> {
@@ -263,6 +314,8 @@ impl Machine for JobMachine {
             pgscan: Some(counted(|counters| &counters.pgscan)),
             pgsteal: Some(counted(|counters| &counters.pgsteal)),
             thp_collapse_alloc: Some(counted(|counters| &counters.thp_collapse_alloc)),
+            unmanaged_current: Some(charge.unmanaged.load(Relaxed)),
+            unmanaged_peak: Some(charge.unmanaged_peak.load(Relaxed)),
             ..Figures::default()
         })
     }

@@ -11,6 +11,7 @@
 //! | shrink | [`ShrinkWorker`] |
 //! | pressure | [`pressure::listen`] |
 //! | reap | [`Pager::reap`]: what a process leaves behind takes a while to free |
+//! | unmanaged | [`Unmanaged::run`] |
 //! | advice | follows `madvise` hints |
 //! | door | [`Door::serve`], if operators are to be heard |
 //! | stalls | [`stall::run`], with the door |
@@ -26,15 +27,17 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, OnceLock, mpsc};
 use std::time::{Duration, Instant};
 
+use parking_lot::Mutex;
 use uzswap_engine::{Config, Zswap};
 use uzswap_proto::control::Joined;
 use uzswap_proto::{Advice, Advise, Job, kind};
+use uzswap_vm::log::log;
 use uzswap_vm::pager::{Host, Pager};
 use uzswap_vm::sys::arena::Arena;
 use uzswap_vm::sys::epoll::Epoll;
 use uzswap_vm::sys::file::event;
-use uzswap_vm::sys::link::{Link, Listener, Peer};
-use uzswap_vm::sys::process::PidFd;
+use uzswap_vm::sys::link::{Link, Listener, Peer, peer};
+use uzswap_vm::sys::process::{PidFd, is_exiting};
 use uzswap_vm::sys::{job, memory, thread};
 
 use crate::control::{Error, GroupId, Limit, Machine};
@@ -47,10 +50,13 @@ use crate::machine::JobMachine;
 use crate::reclaim::{Reclaimer, Taker};
 use crate::sessions::{Call, Caller, Session, Sessions, range_of};
 use crate::shrink::ShrinkWorker;
+use crate::silent::Silent;
 use crate::stats::{Stats, write_whole};
 use crate::swap_file::DiskSwapFile;
+use crate::traced::Traced;
+use crate::unmanaged::Unmanaged;
 use crate::watch::Watch;
-use crate::{JobConfig, SwapConfig, front, pool_cap, pressure, retire, stall};
+use crate::{JobConfig, SwapConfig, agent_file, descriptors, front, pool_cap, pressure, retire, stall, unmanaged};
 
 /// How often to look whether processes have gone, and if none is about to.
 const REAP_PAUSE: Duration = Duration::from_millis(10);
@@ -63,6 +69,9 @@ const LAST_CALLS: Duration = Duration::from_millis(200);
 
 /// How many jobs one user can have. Each takes descriptors, of which there is an end.
 const MOST_JOBS: usize = 1024;
+
+/// Connections of processes that are accepted before others are heard.
+const ACCEPTED: usize = 64;
 
 /// Threads that serve faults.
 const FAULT_THREADS: usize = 4;
@@ -112,7 +121,7 @@ fn run(setup: Setup) -> i32 {
     match Manager::start(setup) {
         Ok(mut manager) => manager.control(),
         Err(error) => {
-            eprintln!("uzswap: error: the manager cannot start: {error}");
+            log(&format!("uzswap: error: the manager cannot start: {error}"));
             1
         }
     }
@@ -127,7 +136,10 @@ impl Host for ManagerHost {
     fn kill(&self, space: u64, why: &str) {
         let session = self.sessions.get().and_then(|sessions| sessions.of_space(space));
         if let Some(session) = session.filter(|session| !session.pidfd.has_ended()) {
-            session.tenant.tell(&format!("error: killed process {}: {why}", session.pid));
+            // A namespace that ends takes the worker away before its program is quite gone.
+            if !is_exiting(session.pid) {
+                session.tenant.tell(&format!("error: killed process {}: {why}", session.pid));
+            }
             // It may have ended just now.
             let _ = session.pidfd.kill(libc::SIGKILL);
         }
@@ -136,7 +148,8 @@ impl Host for ManagerHost {
 
 struct Manager {
     config: JobConfig,
-    listener: Listener,
+    /// By a name, and by a path where that can be had.
+    listeners: Vec<Listener>,
     door: Option<Arc<Door>>,
     agent: PathBuf,
     front: PidFd,
@@ -151,11 +164,16 @@ struct Manager {
     groups: Arc<Groups>,
     machine: Arc<JobMachine>,
     shrink_worker: Arc<ShrinkWorker>,
+    traced: Arc<Mutex<Traced>>,
     stop: Arc<AtomicBool>,
     advice: mpsc::Sender<Question>,
     epoll: Epoll,
     waiting_for: HashMap<u64, Source>,
     next_source: u64,
+    /// The callers that have said nothing yet.
+    silent: Silent,
+    /// What could not be waited for, for want of kernel memory or of descriptors. It is tried again every 100 ms.
+    lost: Vec<Source>,
     /// Groups to be removed as soon as they are empty.
     abandoned: Vec<GroupId>,
 }
@@ -165,7 +183,7 @@ type Question = (Link, Arc<Session>, Advise);
 
 /// What the control thread waits for.
 enum Source {
-    Listener,
+    Listener(usize),
     Finish,
     Front,
     Joins,
@@ -196,6 +214,7 @@ impl Manager {
                 zpool: config.zpool,
                 enabled: config.enabled,
                 shrinker_enabled: config.shrinker_enabled,
+                verify: config.verify,
                 swap_limit_bytes: match config.swap {
                     SwapConfig::File { size, .. } => size,
                     SwapConfig::None => None,
@@ -213,6 +232,7 @@ impl Manager {
         let pager = Arc::new(Pager::new(engine.clone(), host.clone(), config.swapin)?);
         let jobs = Arc::new(Jobs::new(name));
         let sessions = Arc::new(Sessions::new(jobs.clone(), &agent, pager.clone(), groups.clone()));
+        let traced = Arc::new(Mutex::new(Traced::new(pager.clone(), sessions.clone())));
         assert!(host.sessions.set(sessions.clone()).is_ok(), "set once, here");
         let own = std::process::id() as i32;
         let joining = match serves {
@@ -239,9 +259,12 @@ impl Manager {
             shrink_worker: shrink_worker.clone(),
         });
         let (advice, questions) = mpsc::channel();
+        // Without it, programs in other network namespaces run unmanaged.
+        let by_path = Listener::bind_path(&agent_file::attach_socket(&agent)).ok();
+        let listeners = [listener].into_iter().chain(by_path).collect();
         let manager = Manager {
             config,
-            listener,
+            listeners,
             door: door.map(Arc::new),
             agent,
             front,
@@ -255,11 +278,14 @@ impl Manager {
             groups,
             machine,
             shrink_worker,
+            traced,
             stop: Arc::default(),
             advice,
             epoll: Epoll::new()?,
             waiting_for: HashMap::new(),
             next_source: 0,
+            silent: Silent::new(descriptors::limit()),
+            lost: Vec::new(),
             abandoned: Vec::new(),
         };
         manager.start_threads(&watch, questions)?;
@@ -272,7 +298,7 @@ impl Manager {
             let pager = self.pager.clone();
             thread("faults").spawn(move || {
                 let error = pager.serve().expect_err("serves for ever");
-                eprintln!("uzswap: error: faults cannot be served: {error}");
+                log(&format!("uzswap: error: faults cannot be served: {error}"));
                 std::process::abort();
             })?;
         }
@@ -293,6 +319,11 @@ impl Manager {
         thread("pressure").spawn(move || pressure::listen(&groups, &worker, &stop))?;
         let (looks, stop) = (watch.clone(), self.stop.clone());
         thread("watch").spawn(move || looks.run(&stop))?;
+        let (traced, stop) = (self.traced.clone(), self.stop.clone());
+        thread("traced").spawn(move || Traced::run(&traced, &stop))?;
+        let search = Unmanaged::new(self.jobs.clone(), self.sessions.clone(), self.groups.clone(), &self.agent);
+        let (guard, stop) = (self.front_pid, self.stop.clone());
+        thread("unmanaged").spawn(move || search.run(guard, &stop))?;
         let (looks, stop) = (watch.clone(), self.stop.clone());
         thread("register").spawn(move || looks.register(&stop))?;
         let (pager, stop) = (self.pager.clone(), self.stop.clone());
@@ -324,7 +355,8 @@ impl Manager {
     }
 
     fn control(&mut self) -> i32 {
-        for source in [Source::Listener, Source::Finish, Source::Front] {
+        let listeners = (0..self.listeners.len()).map(Source::Listener);
+        for source in listeners.chain([Source::Finish, Source::Front]) {
             self.wait_for(source);
         }
         if self.joining.is_some() {
@@ -341,7 +373,8 @@ impl Manager {
             }
             if last_sweep.elapsed() > Duration::from_millis(100) {
                 self.sessions.sweep();
-                self.look_for_strangers();
+                self.wait_for_lost();
+                self.silent.late(Instant::now()).into_iter().for_each(|number| self.give_way(number));
                 self.abandoned.retain(|group| self.machine.remove(*group) == Err(Error::Busy));
                 last_sweep = Instant::now();
             }
@@ -358,7 +391,7 @@ impl Manager {
         for number in ready {
             let Some(source) = self.waiting_for.remove(&number) else { continue };
             match source {
-                Source::Listener => self.accept(number),
+                Source::Listener(index) => self.accept(number, index),
                 Source::Finish if self.joining.is_none() => return Some(self.finish()),
                 Source::Finish => {
                     self.bell.hear_finish();
@@ -382,8 +415,10 @@ impl Manager {
                     }
                 },
                 Source::Caller(caller) => {
+                    self.silent.remove(number);
                     self.epoll.remove(caller.as_raw_fd());
-                    self.hear(caller);
+                    let call = self.sessions.hear(caller);
+                    self.follow_up(call);
                 }
                 Source::Program(session) => {
                     self.epoll.remove(session.pidfd.as_raw_fd());
@@ -396,7 +431,7 @@ impl Manager {
 
     fn fd_of(&self, source: &Source) -> i32 {
         match source {
-            Source::Listener => self.listener.as_raw_fd(),
+            Source::Listener(index) => self.listeners[*index].as_raw_fd(),
             Source::Finish => self.bell.finish().as_raw_fd(),
             Source::Front => self.front.as_raw_fd(),
             Source::Joins => self.joining.as_ref().expect("a daemon's").bell.as_raw_fd(),
@@ -418,8 +453,24 @@ impl Manager {
     }
 
     fn wait_again(&mut self, number: u64, source: Source) {
-        self.epoll.rearm(self.fd_of(&source), number).expect("it was added");
-        self.waiting_for.insert(number, source);
+        if self.epoll.rearm(self.fd_of(&source), number).is_ok() {
+            self.waiting_for.insert(number, source);
+        } else {
+            self.lost.push(source);
+        }
+    }
+
+    /// Tries again to wait for what could not be waited for.
+    fn wait_for_lost(&mut self) {
+        for source in std::mem::take(&mut self.lost) {
+            let (fd, number) = (self.fd_of(&source), self.next_source);
+            self.next_source += 1;
+            self.epoll.remove(fd);
+            match self.epoll.add(fd, number) {
+                Ok(()) => drop(self.waiting_for.insert(number, source)),
+                Err(_) => self.lost.push(source),
+            }
+        }
     }
 
     /// A job joins.
@@ -461,32 +512,53 @@ impl Manager {
             return tenant.farewell(&stats.summary(None));
         }
         let front = tenant.front_pid;
-        eprintln!("uzswap: error: `uzswap run --connect` ({front}) was killed; its job is killed");
-        self.kill(tenant.job, Manner::StopFirst, self.sessions.pids_of(tenant.job));
+        log(&format!("uzswap: error: `uzswap run --connect` ({front}) was killed; its job is killed"));
+        executioner::kill_aside(Manner::StopFirst, tenant.job, self.sessions.pids_of(tenant.job), self.front_pid);
     }
 
-    /// Has a job killed, by a thread of its own: no other job waits for that.
-    fn kill(&self, job: Job, manner: Manner, known: Vec<i32>) {
-        let spared = [std::process::id() as i32, self.front_pid];
-        let kill = move || {
-            executioner::kill_job(manner, job, None, &known, &spared);
-        };
-        if std::thread::Builder::new().name("kill".to_owned()).spawn(kill).is_err() {
-            eprintln!("uzswap: error: there is no thread to kill a job; its workers will, when its connections end");
-        }
-    }
-
-    fn accept(&mut self, number: u64) {
-        while let Ok(Some(link)) = self.listener.accept() {
-            if let Some(caller) = self.sessions.greet(link) {
-                self.wait_for(Source::Caller(caller));
+    /// Accepts connections: a bounded number, for others wait for this thread, and no more when few descriptors are left.
+    fn accept(&mut self, number: u64, index: usize) {
+        let limit = descriptors::limit();
+        for _ in 0..ACCEPTED {
+            let Ok(Some(link)) = self.listeners[index].accept() else { break };
+            let is_short = descriptors::are_short(link.as_raw_fd(), limit);
+            self.wait_for_silent(link);
+            if is_short {
+                // Tried again after a while.
+                self.epoll.remove(self.listeners[index].as_raw_fd());
+                self.lost.push(Source::Listener(index));
+                return;
             }
         }
-        self.wait_again(number, Source::Listener);
+        self.wait_again(number, Source::Listener(index));
     }
 
-    fn hear(&mut self, caller: Caller) {
+    /// Waits for the first message of a connection. The oldest of the same user may have to give way.
+    fn wait_for_silent(&mut self, link: Link) {
+        let Ok(Peer { uid, .. }) = peer(&link) else { return };
+        let number = self.next_source;
+        if self.wait_for(Source::Caller(Caller::Silent(link)))
+            && let Some(oldest) = self.silent.add(uid, number, Instant::now())
+        {
+            self.give_way(oldest);
+        }
+    }
+
+    /// Ends a silent connection, unless it has just said something.
+    fn give_way(&mut self, number: u64) {
+        self.silent.remove(number);
+        let Some(Source::Caller(caller)) = self.waiting_for.remove(&number) else { return };
+        self.epoll.remove(caller.as_raw_fd());
         match self.sessions.hear(caller) {
+            Call::Later(Caller::Silent(_)) => {}
+            call => self.follow_up(call),
+        }
+    }
+
+    /// Does what a caller's message came to.
+    fn follow_up(&mut self, call: Call) {
+        match call {
+            Call::Later(Caller::Silent(link)) => self.wait_for_silent(link),
             Call::Later(caller) => {
                 self.wait_for(Source::Caller(caller));
             }
@@ -494,37 +566,11 @@ impl Manager {
                 self.wait_for(Source::Program(session));
             }
             Call::Asked(link, session, advise) => {
-                self.advice.send((link, session, advise)).expect("the advice thread runs as long as the manager");
+                // The advice thread runs as long as the manager.
+                let _ = self.advice.send((link, session, advise));
             }
-            Call::Unmanaged(tenant, pid, why) => self.unmanaged(&tenant, pid, &why),
+            Call::Unmanaged(tenant, pid, why) => unmanaged::report(&tenant, pid, &why, self.front_pid),
             Call::Over => {}
-        }
-    }
-
-    fn look_for_strangers(&self) {
-        for tenant in self.jobs.all() {
-            if tenant.warned.load(Relaxed) && !tenant.require {
-                continue;
-            }
-            let found = tenant.strangers.lock().look(tenant.front_pid, |pid| self.sessions.has(pid));
-            if let Some((pid, why)) = found {
-                self.unmanaged(&tenant, pid, &why);
-            }
-        }
-    }
-
-    /// A process cannot be managed: one warning for the job, or the end of it.
-    fn unmanaged(&self, tenant: &Tenant, pid: i32, why: &str) {
-        let is_first = tenant.is_to_be_warned();
-        if tenant.require {
-            if is_first {
-                tenant.tell(&format!("error: process {pid} cannot be managed ({why}), which --require forbids"));
-            }
-            self.kill(tenant.job, Manner::AtOnce, vec![pid]);
-        } else if is_first {
-            tenant.tell(&format!(
-                "warning: process {pid} runs unmanaged: {why}; `uzswap doctor` may tell how to mend it"
-            ));
         }
     }
 
@@ -540,8 +586,8 @@ impl Manager {
             executioner::kill_job(manner, tenant.job, None, &self.sessions.pids_of(tenant.job), &[own]);
         }
         match self.joining {
-            None => eprintln!("uzswap: error: `uzswap run` was killed; killed its job"),
-            Some(_) => eprintln!("uzswap: error: `uzswap daemon` was killed; killed its jobs"),
+            None => log("uzswap: error: `uzswap run` was killed; killed its job"),
+            Some(_) => log("uzswap: error: `uzswap daemon` was killed; killed its jobs"),
         }
         1
     }
@@ -549,12 +595,14 @@ impl Manager {
     fn finish(&self) -> i32 {
         self.stop.store(true, Relaxed);
         front::remove_agent(&self.agent);
+        self.groups.root().note_unmanaged(0, 0);
         if self.config.stats.is_some() {
             self.write_stats();
         }
         self.door.iter().for_each(|door| door.let_finish());
+        self.traced.lock().look_back();
         if !self.config.quiet {
-            eprintln!("{}", self.stats().summary(Some(&self.shrink_worker.peak())));
+            log(&self.stats().summary(Some(&self.shrink_worker.peak())));
         }
         0
     }
@@ -565,7 +613,7 @@ impl Manager {
         // Nobody changes anything meanwhile.
         let _quiet = door.as_ref().map(|door| door.keep_quiet());
         if let Err(why) = retire::bring_back(&self.pager, &self.groups, &self.engine) {
-            eprintln!("uzswap: error: not stopping: {why}");
+            log(&format!("uzswap: error: not stopping: {why}"));
             return false;
         }
         door.iter().for_each(|door| door.remove_name());
@@ -594,7 +642,7 @@ impl Manager {
     fn write_stats(&self) {
         let Some(path) = &self.config.stats else { return };
         if let Err(error) = write_whole(path, &self.stats().to_json()) {
-            eprintln!("uzswap: warning: statistics file {}: {error}", path.display());
+            log(&format!("uzswap: warning: statistics file {}: {error}", path.display()));
         }
     }
 }

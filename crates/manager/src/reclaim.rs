@@ -17,6 +17,7 @@ use uzswap_vm::pager::Pager;
 
 use crate::charge::{Charge, EXHAUSTED_PAUSE, LONGEST_PAUSE, margin};
 use crate::control::{GroupId, Limit};
+use crate::executioner;
 use crate::groups::Groups;
 use crate::sessions::Session;
 use crate::shrink::ShrinkWorker;
@@ -59,6 +60,8 @@ pub struct Reclaimer {
     /// What the shrink worker had freed when it was last looked at.
     shrunk: u64,
     load: LoadControl,
+    /// Sessions whose process was killed and may still be there.
+    condemned: HashSet<u64>,
 }
 
 #[derive(Debug, Default)]
@@ -79,7 +82,16 @@ type Sizes<'a> = &'a [(Arc<Session>, u64)];
 impl Reclaimer {
     /// A reclaimer at rest.
     pub fn new(shrink_worker: Arc<ShrinkWorker>, watch: Arc<Watch>, taker: Taker, stop: Arc<AtomicBool>) -> Reclaimer {
-        Reclaimer { shrink_worker, watch, taker, stop, need: HashMap::new(), shrunk: 0, load: LoadControl::new() }
+        Reclaimer {
+            shrink_worker,
+            watch,
+            taker,
+            stop,
+            need: HashMap::new(),
+            shrunk: 0,
+            load: LoadControl::new(),
+            condemned: HashSet::new(),
+        }
     }
 
     /// Works until told to stop.
@@ -230,11 +242,35 @@ impl Reclaimer {
         waiting
     }
 
-    fn kill_largest(&self, charge: &Charge, sessions: Sizes<'_>) {
+    /// Kills the tracers, in the job, of a process that was killed and is still there. Returns whether there was one.
+    fn kill_tracers(&self, session: &Session, sessions: Sizes<'_>) -> bool {
+        let tracers = executioner::tracers(session.pid);
+        let mut killed = false;
+        for (tracer, _) in sessions.iter().filter(|(other, _)| other.tenant.job == session.tenant.job) {
+            if tracer.id != session.id && tracers.contains(&tracer.pid) && tracer.pidfd.kill(libc::SIGKILL).is_ok() {
+                killed = true;
+                tracer.charge().count(|events| &events.oom_kill);
+                session.tenant.tell(&format!(
+                    "error: out of memory: killed process {}, too: it traces process {}, which cannot end otherwise",
+                    tracer.pid, session.pid
+                ));
+            }
+        }
+        killed
+    }
+
+    /// Kills the largest process of a group. One that was killed before and is still there is not killed again: its tracer is, or
+    /// the next largest process.
+    fn kill_largest(&mut self, charge: &Charge, sessions: Sizes<'_>) {
         charge.count(|events| &events.oom);
-        let Some((session, bytes)) = sessions.iter().find(|(session, _)| session.charge().is_below(charge.id)) else {
+        self.condemned.retain(|id| sessions.iter().any(|(session, _)| session.id == *id));
+        let below = || sessions.iter().filter(|(session, _)| session.charge().is_below(charge.id));
+        let mut lingering = below().filter(|(session, _)| self.condemned.contains(&session.id));
+        if lingering.any(|(session, _)| self.kill_tracers(session, sessions)) {
             return;
-        };
+        }
+        let Some((session, bytes)) = below().find(|(session, _)| !self.condemned.contains(&session.id)) else { return };
+        self.condemned.insert(session.id);
         let counters = self.shrink_worker.engine.counters();
         if session.pidfd.kill(libc::SIGKILL).is_ok() {
             session.charge().count(|events| &events.oom_kill);

@@ -3,6 +3,11 @@
 //! One process has one session at a time. A program that executes another one begins a new session; the old memory goes
 //! when its worker has been dismissed and nobody else uses it.
 //!
+//! **Which process.** A connection says nothing before it has given a job's token. The process at its other end is the one that
+//! the kernel names. The memory that this process has is opened, and both userfaultfds are proven to be of this memory, and
+//! the program to have it (`Pager::adopt`, `Memory::is_of`). The descriptor stays with the memory, so what the process
+//! executes afterwards is not looked at: it begins a session of its own, or has none.
+//!
 //! A new process is in the group of the one that it came from: of its own earlier session, if it has executed another program;
 //! else of its nearest ancestor that has a session. One whose ancestors have all ended is known by its process group
 //! and its session in the system's sense, which it has inherited. One that was moved before it had a session is where it was
@@ -20,12 +25,12 @@ use std::time::{Duration, Instant};
 
 use parking_lot::RwLock;
 use uzswap_engine::PAGE_SIZE;
-use uzswap_proto::{Advise, GREETING_WORDS, Hello, Job, greeting, kind, step};
+use uzswap_proto::{Advise, GREETING_WORDS, Hello, Job, called, greeting, kind, step};
 use uzswap_vm::pager::Pager;
 use uzswap_vm::range::Range;
 use uzswap_vm::space::{Space, Worker};
-use uzswap_vm::sys::link::{Link, Received};
-use uzswap_vm::sys::process::{Kinship, Pagemap, PidFd, children, share_memory};
+use uzswap_vm::sys::link::{Link, Received, is_pidfd, is_userfaultfd};
+use uzswap_vm::sys::process::{Kinship, Memory, Pagemap, PidFd, children, share_memory};
 use uzswap_vm::sys::threads::Threads;
 use uzswap_vm::sys::uffd::Uffd;
 
@@ -166,17 +171,16 @@ impl Session {
 /// A connection that has not become a session yet.
 #[derive(Debug)]
 pub enum Caller {
-    /// Has been greeted.
-    Greeted(Link),
-    /// A forked process that is about to show its inherited memory by the beacon.
-    Signalling(Arc<Tenant>, Box<Worker>, Uffd, PidFd),
+    /// Has said nothing yet.
+    Silent(Link),
+    /// Has given the token of a job, and been greeted.
+    Greeted(Arc<Tenant>, Link),
 }
 
 impl AsRawFd for Caller {
     fn as_raw_fd(&self) -> i32 {
         match self {
-            Caller::Greeted(link) => link.as_raw_fd(),
-            Caller::Signalling(_, worker, ..) => worker.link.as_raw_fd(),
+            Caller::Silent(link) | Caller::Greeted(_, link) => link.as_raw_fd(),
         }
     }
 }
@@ -250,9 +254,19 @@ impl Sessions {
         self.of_job(job).iter().map(|session| session.pid).collect()
     }
 
-    /// Whether process `pid` is under management.
-    pub fn has(&self, pid: i32) -> bool {
-        self.list.read().by_pid.contains_key(&pid)
+    /// Returns the session of process `pid`.
+    pub fn of_pid(&self, pid: i32) -> Option<Arc<Session>> {
+        self.list.read().by_pid.get(&pid).cloned()
+    }
+
+    /// Returns the account of a process, if it has a session or was moved, and whether it is under management.
+    pub fn whereabouts(&self, pid: i32) -> (Option<Arc<Charge>>, bool) {
+        let list = self.list.read();
+        if let Some(session) = list.by_pid.get(&pid) {
+            return (Some(session.charge()), true);
+        }
+        let moved = list.moved.get(&pid).filter(|(pidfd, _)| !pidfd.has_ended());
+        (moved.map(|(_, charge)| charge.clone()), false)
     }
 
     /// The session whose memory is `space`.
@@ -270,93 +284,104 @@ impl Sessions {
         self.released.load(Relaxed)
     }
 
-    /// Greets a new connection.
-    pub fn greet(&self, link: Link) -> Option<Caller> {
-        link.send(&self.greeting, self.device.as_ref().map(AsRawFd::as_raw_fd)).ok()?;
-        Some(Caller::Greeted(link))
-    }
-
     /// Hears what a caller has to say.
     pub fn hear(&self, caller: Caller) -> Call {
         match caller {
-            Caller::Greeted(link) => match link.receive(Duration::ZERO) {
-                Ok(Some(received)) => self.first_message(link, received),
-                Ok(None) => Call::Later(Caller::Greeted(link)),
+            Caller::Silent(link) => match link.receive(Duration::ZERO) {
+                Ok(Some(received)) => self.first_message(link, &received),
+                Ok(None) => Call::Later(Caller::Silent(link)),
                 Err(_) => Call::Over,
             },
-            Caller::Signalling(tenant, worker, uffd, program) => match worker.link.receive(Duration::ZERO) {
-                Ok(Some(received)) if received.words == [kind::BEACON_DONE] => {
-                    self.join(tenant, *worker, uffd, program)
-                }
-                Ok(None) => Call::Later(Caller::Signalling(tenant, worker, uffd, program)),
-                _ => Call::Over,
+            Caller::Greeted(tenant, link) => match link.receive(Duration::ZERO) {
+                Ok(Some(received)) => self.introduction(tenant, link, received),
+                Ok(None) => Call::Later(Caller::Greeted(tenant, link)),
+                Err(_) => Call::Over,
             },
         }
     }
 
-    fn first_message(&self, link: Link, received: Received) -> Call {
-        let Ok(peer) = link.peer() else { return Call::Over };
-        if let Some(hello) = Hello::decode(&received.words) {
+    fn first_message(&self, link: Link, received: &Received) -> Call {
+        if let Some(tenant) = called(&received.words).and_then(|token| self.jobs.get(token)) {
             if self.released.load(Relaxed) {
                 let _ = link.send(&[kind::RELEASE], None);
                 return Call::Over;
             }
-            let tenant = self.jobs.get(hello.token);
-            return tenant.map_or(Call::Over, |tenant| self.hello(tenant, link, peer, hello, received.descriptors));
+            let device = self.device.as_ref().map(AsRawFd::as_raw_fd);
+            return match link.send(&self.greeting, device) {
+                Ok(()) => Call::Later(Caller::Greeted(tenant, link)),
+                Err(_) => Call::Over,
+            };
         }
-        if let Some(advise) = Advise::decode(&received.words) {
-            let session = self.list.read().by_pid.get(&peer).cloned();
-            let session = session.filter(|session| session.tenant.job.token == advise.token);
-            return session.map_or(Call::Over, |session| Call::Asked(link, session, advise));
-        }
-        let [kind::FAILED, token, step, errno, pid] = received.words[..] else { return Call::Over };
-        // Whoever is named may be killed for it (--require).
-        let Some(tenant) = self.jobs.get(token).filter(|tenant| tenant.is_trusted() || is_of(tenant, pid as i32))
-        else {
-            return Call::Over;
+        let Some(advise) = Advise::decode(&received.words) else { return Call::Over };
+        let session = link.peer().ok().and_then(|peer| self.list.read().by_pid.get(&peer).cloned());
+        let session = session.filter(|session| session.tenant.job.token == advise.token);
+        session.map_or(Call::Over, |session| Call::Asked(link, session, advise))
+    }
+
+    /// What a worker says of itself: HELLO, or FAILED.
+    fn introduction(&self, tenant: Arc<Tenant>, link: Link, mut received: Received) -> Call {
+        let [kind::FAILED, step, errno] = received.words[..] else {
+            return Hello::decode(&received.words)
+                .filter(Hello::is_sound)
+                .map_or(Call::Over, |hello| self.hello(tenant, link, hello, received));
         };
+        let Ok(worker) = link.peer() else { return Call::Over };
+        // The program is killed for it, if its job says so (--require): only a process that the worker shares its memory with.
+        let program = std::mem::take(&mut received.descriptors).into_iter().next();
+        let program = program.filter(is_pidfd).and_then(|fd| PidFd::from(fd).pid());
+        let program = program.filter(|&pid| share_memory(pid, worker).unwrap_or(false) && is_of(&tenant, pid));
         let what = match step {
             step::USERFAULTFD => "userfaultfd",
             _ => "pidfd_open",
         };
         let error = std::io::Error::from_raw_os_error(errno as i32);
-        Call::Unmanaged(tenant, pid as i32, format!("{what}: {error}"))
+        Call::Unmanaged(tenant, program.unwrap_or(worker), format!("{what}: {error}"))
     }
 
-    fn hello(&self, tenant: Arc<Tenant>, link: Link, worker_pid: i32, hello: Hello, descriptors: Vec<OwnedFd>) -> Call {
+    fn hello(&self, tenant: Arc<Tenant>, link: Link, hello: Hello, mut received: Received) -> Call {
+        if !matches!(&received.descriptors[..], [uffd, trash, program] if is_userfaultfd(uffd) && is_userfaultfd(trash) && is_pidfd(program))
+        {
+            return Call::Over;
+        }
+        let descriptors = std::mem::take(&mut received.descriptors);
         let Ok([uffd, trash, program]) = <[OwnedFd; 3]>::try_from(descriptors) else { return Call::Over };
-        let program = PidFd::from(program);
-        let pagemap = match Pagemap::open(worker_pid) {
-            Ok(pagemap) => pagemap,
+        let Ok(worker_pid) = link.peer() else { return Call::Over };
+        let pidfd = PidFd::from(program);
+        let Some(pid) = pidfd.pid() else { return Call::Over };
+        // The memory is opened last: what was opened before it may be of an earlier one, but never of a later one.
+        let opened = Pagemap::open(worker_pid)
+            .and_then(|pagemap| Ok((pagemap, Memory::open(worker_pid, hello.staging_proof())?)));
+        let (pagemap, memory) = match opened {
+            Ok(opened) => opened,
             Err(error) => {
                 // Not a worker yet that says goodbye by itself.
                 let _ = link.send(&[kind::EXIT], None);
-                return Call::Unmanaged(tenant, worker_pid, format!("/proc/PID/pagemap: {error}"));
+                let text = format!("/proc/PID/mem and /proc/PID/pagemap: {error}");
+                return Call::Unmanaged(tenant, worker_pid, text);
             }
         };
-        let worker = Worker { link, pid: worker_pid, pagemap, hello, trash: trash.into() };
-        if hello.forked {
-            return Call::Later(Caller::Signalling(tenant, Box::new(worker), uffd.into(), program));
-        }
-        self.join(tenant, worker, uffd.into(), program)
+        let worker = Worker { link, pid: worker_pid, program: pid, memory, pagemap, hello, trash: trash.into() };
+        self.join(tenant, worker, uffd.into(), pidfd)
     }
 
     fn join(&self, tenant: Arc<Tenant>, worker: Worker, uffd: Uffd, pidfd: PidFd) -> Call {
-        let (worker_pid, forked) = (worker.pid, worker.hello.forked);
-        let Some(pid) = pidfd.pid() else { return Call::Over };
+        let (worker_pid, pid, forked) = (worker.pid, worker.program, worker.hello.forked);
         let (Ok(statm), Ok(threads)) = (File::open(format!("/proc/{worker_pid}/statm")), Threads::open(pid)) else {
             return Call::Over;
         };
-        // A handle on another's process would have that one pay, be moved and be killed in its place. A kernel that cannot tell
-        // is taken at the word of our own job only.
-        if !share_memory(pid, worker_pid).unwrap_or(tenant.is_trusted()) {
-            return Call::Over;
-        }
         let claimed = if forked { self.pager.claim(worker) } else { Err(worker) };
         let space = match claimed.unwrap_or_else(|worker| self.pager.adopt(worker, uffd, self.heir_of(&tenant, pid))) {
             Ok(space) => space,
+            // A worker that lies.
+            Err(error) if error.kind() == std::io::ErrorKind::PermissionDenied => return Call::Over,
             Err(error) => return Call::Unmanaged(tenant, pid, error.to_string()),
         };
+        // A handle on another's process would have that one pay, be moved and be killed in place of its own.
+        let is_its_own = space.worker().is_some_and(|worker| worker.memory.is_of(pid).unwrap_or(false));
+        if !is_its_own || pidfd.has_ended() {
+            self.pager.dismiss(&space);
+            return Call::Over;
+        }
         let mut list = self.list.write();
         // It may have been moved since it was asked whose heir it is.
         let moved = list.moved.remove(&pid).map(|(_, charge)| charge);

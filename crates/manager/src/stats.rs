@@ -1,7 +1,7 @@
 //! The figures of a job: as JSON for programs, as one line for people.
 
-use std::fs;
-use std::io;
+use std::fs::{self, OpenOptions};
+use std::io::{self, Write};
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
@@ -12,14 +12,27 @@ use crate::charge::Charge;
 use crate::groups::Groups;
 use crate::shrink::PoolPeak;
 
-/// Writes a file anew, so that a reader finds the old text or the new one whole.
+/// Writes a file anew, so that a reader finds the old text or the new one whole. Follows no link that another user has planted: the
+/// text is written to a fresh file beside `path`, which then takes its name.
 pub fn write_whole(path: &Path, text: &str) -> io::Result<()> {
     let mut temporary = path.as_os_str().to_owned();
-    temporary.push(".new");
-    fs::write(&temporary, text).and_then(|()| fs::rename(&temporary, path))
+    temporary.push(format!(".{:016x}.new", uzswap_vm::sys::job::random()?));
+    let written = OpenOptions::new().write(true).create_new(true).open(&temporary).and_then(|mut file| {
+        file.write_all(text.as_bytes())?;
+        fs::rename(&temporary, path)
+    });
+    // What could not be created is not this call's to remove.
+    written.inspect_err(|error| {
+        if error.kind() != io::ErrorKind::AlreadyExists {
+            let _ = fs::remove_file(&temporary);
+        }
+    })
 }
 
-/// Everything that is counted. Kernel names; plain names are in pages or events, `memory.*`, `anon*`, `zswap*`,
+/// The summary tells of unmanaged memory above this.
+const WORTH_TELLING: u64 = 1 << 20;
+
+/// Everything that is counted. Kernel names; plain names are in pages or events, `memory.*`, `anon*`, `unmanaged*`, `zswap*`,
 /// `pool_total_size` and `swap_current` in bytes.
 #[derive(Debug, Serialize)]
 pub struct Stats {
@@ -31,6 +44,8 @@ pub struct Stats {
     memory_max: u64,
     anon: u64,
     anon_peak: u64,
+    unmanaged_current: u64,
+    unmanaged_peak: u64,
     oom_kill: u64,
     pgmajfault: u64,
     readahead: u64,
@@ -60,6 +75,8 @@ impl Stats {
             memory_max: charge.max(),
             anon: read(&charge.anon),
             anon_peak: read(&charge.anon_peak),
+            unmanaged_current: read(&charge.unmanaged),
+            unmanaged_peak: read(&charge.unmanaged_peak),
             oom_kill: read(&charge.events.oom_kill),
             pgmajfault: counted(|counters| &counters.pgmajfault),
             readahead: counted(|counters| &counters.readahead),
@@ -90,8 +107,12 @@ impl Stats {
             format!("pool {}{ratio}, ", mib(pool.bytes))
         });
         let written = self.engine.root.pswpout * PAGE_SIZE as u64;
+        let unmanaged = match self.unmanaged_peak {
+            peak if peak > WORTH_TELLING => format!(", {} unmanaged", mib(peak)),
+            _ => String::new(),
+        };
         format!(
-            "uzswap: peak resident {}, {pool}written back {}, {} faults, stalled {:.1} s",
+            "uzswap: peak resident {}, {pool}written back {}, {} faults, stalled {:.1} s{unmanaged}",
             mib(self.anon_peak),
             mib(written),
             self.pgmajfault,

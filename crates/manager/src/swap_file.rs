@@ -20,7 +20,6 @@ pub struct DiskSwapFile(File);
 
 /// Creates the swap file at `path`, or in the default directory; gives it and a warning, if there is cause for one.
 pub fn create(path: Option<&Path>, unique: u64) -> Result<(DiskSwapFile, Option<String>), RunError> {
-    let chosen = path.is_some();
     let default = || Path::new(DEFAULT_DIRECTORY).join(format!("uzswap.{unique:016x}.swap"));
     let path = path.map_or_else(default, PathBuf::from);
     let refuse = |error: &dyn std::fmt::Display| {
@@ -33,8 +32,7 @@ pub fn create(path: Option<&Path>, unique: u64) -> Result<(DiskSwapFile, Option<
         .map_err(|error| refuse(&error))?;
     std::fs::remove_file(&path).map_err(|error| refuse(&error))?;
     let directory = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    // Whoever names a path knows where it is.
-    let in_memory = !chosen && file_system(directory).is_ok_and(|fs| fs.in_memory);
+    let in_memory = file_system(directory).is_ok_and(|fs| fs.in_memory);
     let warning = in_memory.then(|| {
         format!("the swap file is on {}, which is kept in memory: name a disk with --swap-file", directory.display())
     });

@@ -117,9 +117,7 @@ impl Watch {
             }
             registered.forget_but(&sessions);
             let charges = self.groups.all();
-            if let Some(board) = &mut *self.board.lock() {
-                board.say(charges.iter().all(|charge| charge.is_far()));
-            }
+            self.post_distance();
             if charges.iter().any(|charge| charge.excess() > 0 && !charge.is_exhausted()) {
                 self.groups.bell.ring();
             }
@@ -129,6 +127,15 @@ impl Watch {
             let rest = (looking * (share - 1)).max((braked - looked) / 2);
             late = (rest + looking).saturating_sub(IN_TIME);
             rung = self.groups.watch_bell.wait(self.groups.pause(lead).max(rest));
+        }
+    }
+
+    /// Tells programs that start from now on whether all limits are far. To be called before the answer to a request that moves a
+    /// limit: a program that starts after the answer is managed from its first page on.
+    pub fn post_distance(&self) {
+        if let Some(board) = &mut *self.board.lock() {
+            // Read under the lock: the last thread to write has seen the latest limits.
+            board.say(self.groups.all().iter().all(|charge| charge.is_far()));
         }
     }
 
@@ -185,7 +192,8 @@ impl Watch {
         let mut measured = Vec::with_capacity(sessions.len());
         let mut sized: Sizes = Vec::with_capacity(sessions.len());
         for session in sessions {
-            let bytes = session.anon_pages() * PAGE_SIZE as u64;
+            let resident = session.anon_pages() * PAGE_SIZE as u64;
+            let bytes = resident.saturating_sub(session.space.uncharged());
             // The parent shares, too.
             if families && session.share.is_due() {
                 self.have_share_measured(&session);

@@ -6,17 +6,27 @@
 //!
 //! ```text
 //!   worker                                manager
-//!     │ ───────────── connect ──────────────▶ │
+//!     │ ──────── connect, CALL ─────────────▶ │   the job's token; without it nothing is answered
 //!     │ ◀── GREETING  (+ /dev/userfaultfd) ── │   the device, so that programs which changed user can still attach
 //!     │ ─── HELLO     (+ 3 descriptors) ────▶ │   userfaultfd, trash userfaultfd, pidfd; or FAILED
-//!     │ (forked child: reads the beacon)      │   a fault there tells which inherited userfaultfd is whose
-//!     │ ─── BEACON_DONE ────────────────────▶ │
+//!     │           (proof of memory)           │   the manager writes by the userfaultfd and reads from the process
 //!     │ ◀── MAIN      (+ userfaultfd) ─────── │   a forked child gets the userfaultfd it inherited, if it did
+//!     │ ◀── TETHER    (+ socket) ──────────── │   before anything is evicted: ties the program to the manager's life
 //!     │ ◀── GO ────────────────────────────── │   the program runs
 //!     │ ◀── EVICT / DISCARD / COLLAPSE ────── │   any number of times, each answered
 //!     │ ─── EVICTED / DISCARDED / COLLAPSED ▶ │
 //!     │ ◀── EXIT, RELEASE or end of file ──── │   end of file alone: the manager is gone, kill the program
 //! ```
+//!
+//! **Proof of memory.** A descriptor, a process id and an address that a worker names are claims. The manager copies a
+//! random number through the userfaultfd into the proof page of the staging area, and one through the trash
+//! userfaultfd into that of the trash area, and finds both numbers in the memory of the process at the other end of
+//! the connection, or refuses. The same page proves that the pidfd is of a process with that memory.
+//!
+//! **Beacon.** A forked child has to name the userfaultfd that it inherited, which only the manager holds. The beacon is a
+//! page that is empty in every child ([`beacon`]). The child reads it; that read is a fault on the inherited
+//! userfaultfd, which the manager answers with a random number. The child says this number in HELLO. No process id takes
+//! part, so the namespaces of the child do not matter.
 //!
 //! A program thread that calls `madvise` with a hint opens a connection of its own, says [`Advise`] and waits for
 //! [`kind::ADVISED`].
@@ -44,8 +54,18 @@ pub const BOARD: [u8; 16] = *b"uzswap's board 1";
 /// What is on the board: 1 if all limits are far, else 0.
 pub type Board = u8;
 
+/// How far behind the title of the board the inode number of the manager's pid namespace is, 8 bytes.
+pub const BOARD_PID_NAMESPACE: usize = 8;
+
+/// How far behind the title of the board the path of the manager's socket is, [`SOCKET_PATH`] bytes, with a zero byte behind it.
+/// An abstract socket belongs to a network namespace; this one is tried where that is not to be reached.
+pub const BOARD_SOCKET_PATH: usize = 16;
+
+/// Length of the longest path of a unix socket, with the zero byte behind it.
+pub const SOCKET_PATH: usize = 108;
+
 /// Changes whenever a message does.
-pub const VERSION: u64 = 5;
+pub const VERSION: u64 = 6;
 
 /// Bytes of a huge page.
 pub const HUGE_PAGE_SIZE: usize = 2 << 20;
@@ -79,15 +99,41 @@ pub const STAGING_PAGES: usize = 4096;
 /// Pages in a process's trash area, through which discarded pages leave.
 pub const TRASH_PAGES: usize = MAX_BATCH_PAGES;
 
+/// The proof page of an area of `pages` pages: the page behind the last, in the same mapping.
+pub const fn proof_page(area: u64, pages: usize) -> u64 {
+    area + (pages * PAGE_SIZE) as u64
+}
+
+/// A random number that only the manager and the process to which it was shown know.
+pub type Nonce = [u64; 2];
+
+/// What the first words of the beacon page say.
+pub mod beacon {
+    use super::Nonce;
+
+    /// Word 0 in the memory of a process whose worker was made there. In a forked child the page is empty.
+    pub const ATTACHED: u64 = u64::from_ne_bytes(*b"attached");
+    /// Word 0 of the page with which the manager answers a child: the two words of its [`Nonce`] follow.
+    pub const INHERITED: u64 = u64::from_ne_bytes(*b"inherits");
+
+    /// The first words of the page for a child.
+    pub const fn words(nonce: Nonce) -> [u64; 3] {
+        [INHERITED, nonce[0], nonce[1]]
+    }
+}
+
 /// Word 0 of a message.
 pub mod kind {
-    /// Manager to worker, [`super::GREETING_WORDS`] long, with the userfaultfd device if the manager could open it. From
+    /// Worker to manager, the first message: word 1 is [`super::VERSION`], word 2 the job's token.
+    pub const CALL: u64 = 17;
+    /// Manager to worker, the answer to CALL, [`super::GREETING_WORDS`] long, with the userfaultfd device if the manager could open it. From
     /// word 1 on the agent's path as a C string, for the worker to remove if manager and front die together.
     pub const GREETING: u64 = 1;
     /// Worker to manager: [`super::Hello`].
     pub const HELLO: u64 = 2;
-    /// Worker to manager: the beacon has been read.
-    pub const BEACON_DONE: u64 = 3;
+    /// Manager to worker, with a socket: the kernel kills the program when the other end of it closes. The worker ties the
+    /// socket and its userfaultfds to the memory of the program, so that they stay open as long as that exists.
+    pub const TETHER: u64 = 3;
     /// Manager to worker, with the userfaultfd to move pages on.
     pub const MAIN: u64 = 4;
     /// Manager to worker: whatever the program touches is seen from now on, it may run.
@@ -112,7 +158,7 @@ pub mod kind {
     pub const COLLAPSE: u64 = 15;
     /// Worker to manager: word 1 is 1 if that is done, else 0.
     pub const COLLAPSED: u64 = 16;
-    /// Worker to manager: word 1 the token, word 2 a [`super::step`], word 3 an errno. The program runs unmanaged.
+    /// Worker to manager: word 1 a [`super::step`], word 2 an errno. The program runs unmanaged.
     pub const FAILED: u64 = 13;
 }
 
@@ -177,36 +223,45 @@ fn read_hex(text: &[u8]) -> Option<u64> {
     text.iter().try_fold(0u64, |value, &c| Some(value << 4 | u64::from(char::from(c).to_digit(16)?)))
 }
 
+/// The words of [`kind::CALL`].
+pub fn call(token: u64) -> [u64; 3] {
+    [kind::CALL, VERSION, token]
+}
+
+/// The token that a [`kind::CALL`] carries; `None` if the message is no call of this version.
+pub fn called(words: &[u64]) -> Option<u64> {
+    let &[kind::CALL, VERSION, token] = words else { return None };
+    Some(token)
+}
+
 /// A worker introduces itself.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Hello {
-    /// [`Job::token`].
-    pub token: u64,
-    /// Whether the process came from fork without exec: it may have inherited a userfaultfd.
+    /// Whether the process came from fork without exec.
     pub forked: bool,
-    /// The worker's thread id as it sees it itself: faults on the beacon carry it.
-    pub tid: u32,
+    /// What the manager wrote into the beacon of this process, if it did: then the process has inherited a userfaultfd.
+    pub nonce: Option<Nonce>,
     /// Start of the one region that holds the agent's areas: nothing in it belongs to the program.
     pub region: u64,
     /// Length of the region in bytes.
     pub region_len: u64,
     /// The beacon page.
     pub beacon: u64,
-    /// The staging area, [`STAGING_PAGES`] long.
+    /// The staging area, [`STAGING_PAGES`] long, with its proof page behind it.
     pub staging: u64,
-    /// The trash area, [`TRASH_PAGES`] long.
+    /// The trash area, [`TRASH_PAGES`] long, with its proof page behind it.
     pub trash: u64,
 }
 
 impl Hello {
     /// Writes the message; returns its length in words.
     pub fn encode(&self, words: &mut [u64; MAX_WORDS]) -> usize {
+        let [low, high] = self.nonce.unwrap_or_default();
         let message = [
             kind::HELLO,
-            VERSION,
-            self.token,
-            u64::from(self.forked),
-            u64::from(self.tid),
+            u64::from(self.forked) | u64::from(self.nonce.is_some()) << 1,
+            low,
+            high,
             self.region,
             self.region_len,
             self.beacon,
@@ -219,11 +274,43 @@ impl Hello {
 
     /// Reads the message; `None` if it is not one.
     pub fn decode(words: &[u64]) -> Option<Hello> {
-        let &[kind::HELLO, VERSION, token, forked, tid, region, region_len, beacon, staging, trash] = words else {
+        let &[kind::HELLO, flags @ 0..=3, low, high, region, region_len, beacon, staging, trash] = words else {
             return None;
         };
-        let tid = u32::try_from(tid).ok()?;
-        Some(Hello { token, forked: forked != 0, tid, region, region_len, beacon, staging, trash })
+        let nonce = (flags & 2 != 0).then_some([low, high]);
+        Some(Hello { forked: flags & 1 != 0, nonce, region, region_len, beacon, staging, trash })
+    }
+
+    /// The proof page of the staging area.
+    pub fn staging_proof(&self) -> u64 {
+        proof_page(self.staging, STAGING_PAGES)
+    }
+
+    /// The proof page of the trash area.
+    pub fn trash_proof(&self) -> u64 {
+        proof_page(self.trash, TRASH_PAGES)
+    }
+
+    /// Whether the areas are made of whole pages and lie beside each other inside the region, which lies in the lower half of
+    /// the address space.
+    pub fn is_sound(&self) -> bool {
+        const END: u64 = 1 << 47;
+        let page = PAGE_SIZE as u64;
+        let inside = |start: u64, pages: usize| {
+            let len = (pages * PAGE_SIZE) as u64;
+            start.is_multiple_of(page)
+                && start >= self.region
+                && start.checked_add(len).is_some_and(|end| end <= self.region.saturating_add(self.region_len))
+        };
+        let apart = self.staging_proof() + page <= self.trash || self.trash_proof() + page <= self.staging;
+        self.region.is_multiple_of(page)
+            && self.region >= page
+            && self.region.checked_add(self.region_len).is_some_and(|end| end <= END)
+            && self.beacon.is_multiple_of(page)
+            && self.beacon < END
+            && inside(self.staging, STAGING_PAGES + 1)
+            && inside(self.trash, TRASH_PAGES + 1)
+            && apart
     }
 }
 
@@ -265,8 +352,12 @@ pub mod evicted {
     pub const FIRST_STATUS: usize = 2;
     /// The page is in the staging area now.
     pub const MOVED: u8 = 0;
-    /// Not tried: the layout of the address space was changing. Anything else is an errno.
+    /// Not tried: the layout of the address space was changing. Anything not named here is an errno.
     pub const NOT_TRIED: u8 = 255;
+    /// Not moved: the page does not lie in a registered mapping.
+    pub const UNWATCHED: u8 = 254;
+    /// The page is in the staging area now, but its mapping was not seen registered right after the move.
+    pub const UNSURE: u8 = 253;
 
     /// Sets the status of page `index`.
     pub fn set(words: &mut [u64], index: usize, status: u8) {
@@ -340,7 +431,8 @@ mod tests {
     #[test]
     fn messages_survive_the_wire() {
         let mut words = [0; MAX_WORDS];
-        let hello = Hello { token: 1, forked: true, tid: 7, region: 2, region_len: 3, beacon: 4, staging: 5, trash: 6 };
+        let nonce = Some([1, u64::MAX]);
+        let hello = Hello { forked: true, nonce, region: 2, region_len: 3, beacon: 4, staging: 5, trash: 6 };
         let n = hello.encode(&mut words);
         assert_eq!(Hello::decode(&words[..n]), Some(hello));
         assert_eq!(Hello::decode(&words[..n - 1]), None);
@@ -349,6 +441,32 @@ mod tests {
         assert_eq!(Advise::decode(&words[..n]), Some(advise));
         words[3] = 3;
         assert_eq!(Advise::decode(&words[..n]), None);
+    }
+
+    #[test]
+    fn a_call_carries_the_token() {
+        assert_eq!(called(&call(7)), Some(7));
+        assert_eq!(called(&call(7)[..2]), None);
+        assert_eq!(called(&[kind::CALL, VERSION + 1, 7]), None);
+    }
+
+    #[test]
+    fn only_areas_inside_the_region_are_sound() {
+        let page = PAGE_SIZE as u64;
+        let (staging, trash) = (0x10_0000, 0x10_0000 + (STAGING_PAGES as u64 + 2) * page);
+        let region_len = trash + (TRASH_PAGES as u64 + 1) * page - staging;
+        let good = Hello { forked: false, nonce: None, region: staging, region_len, beacon: staging, staging, trash };
+        assert!(good.is_sound());
+        let wrong = [
+            Hello { region_len: region_len - page, ..good },
+            Hello { staging: staging + 1, ..good },
+            Hello { staging: trash, ..good },
+            Hello { trash: u64::MAX - page + 1, ..good },
+            Hello { region: u64::MAX - 1, ..good },
+            Hello { region: 0, staging: 0, region_len: u64::MAX, ..good },
+            Hello { beacon: 3, ..good },
+        ];
+        assert!(wrong.iter().all(|hello| !hello.is_sound()));
     }
 
     #[test]

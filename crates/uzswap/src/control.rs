@@ -127,7 +127,8 @@ fn json(all: Map<String, Value>) -> String {
 /// A line for each figure, sizes as people read them.
 fn table(all: &Map<String, Value>) -> String {
     let is_size = |name: &str| {
-        let in_stat = ["anon", "zswap", "zswapped", "zswap_incomp"].contains(&name);
+        let in_stat =
+            ["anon", "zswap", "zswapped", "zswap_incomp", "unmanaged_current", "unmanaged_peak"].contains(&name);
         in_stat || name.starts_with("memory.") && name != "memory.zswap.writeback"
     };
     let shown = |name: &str, value: &Value| match (value.as_u64(), value.as_str()) {

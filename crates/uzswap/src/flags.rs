@@ -11,6 +11,7 @@ use std::path::PathBuf;
 
 use clap::{Arg, ArgAction, Command, ValueHint};
 use uzswap_engine::{Compressor, UnknownName, Zpool};
+use uzswap_lab::torture::KNOWN_OPEN;
 use uzswap_manager::Swapin;
 
 use crate::size::{Amount, parse_amount};
@@ -163,6 +164,14 @@ pub const ALL: &[Flag] = &[
         more: "Default: Y",
     },
     Flag {
+        name: "verify",
+        of: Of::Both,
+        kind: Kind::Switch,
+        help: "Keep a checksum of each page that is stored, and check it whenever the page is read back",
+        more: "A page that fails the check is counted in decompress_fail, and the program that touches it gets SIGBUS instead of \
+               wrong bytes. It takes 4 bytes for each stored page, and about a microsecond each time.",
+    },
+    Flag {
         name: "swapin",
         of: Of::Both,
         kind: Kind::Swapin,
@@ -257,7 +266,7 @@ pub const ALL: &[Flag] = &[
 ];
 
 /// Pairs of flags that exclude each other when given in the same place; else the stronger place wins.
-pub const EXCLUSIVE: [(&str, &str); 16] = [
+pub const EXCLUSIVE: [(&str, &str); 17] = [
     ("max-pool", "max-pool-percent"),
     ("no-swap", "swap-size"),
     ("no-swap", "swap-file"),
@@ -271,6 +280,7 @@ pub const EXCLUSIVE: [(&str, &str); 16] = [
     ("connect", "zpool"),
     ("connect", "enabled"),
     ("connect", "shrinker-enabled"),
+    ("connect", "verify"),
     ("connect", "swapin"),
     ("connect", "swap-file"),
     ("connect", "swap-size"),
@@ -566,7 +576,31 @@ fn lab() -> Command {
         .subcommand_required(true)
         .arg_required_else_help(true)
         .disable_help_subcommand(true)
-        .subcommands([bench, capacity])
+        .subcommands([bench, capacity, torture()])
+}
+
+fn torture() -> Command {
+    Command::new("torture")
+        .about("Programs that check every byte, under tiny limits, while settings change and processes are killed")
+        .long_about(
+            "Programs that check every byte, under tiny limits, while settings change and processes are killed. Prints a line for \
+             each round, then how often each operation was done and refused. The exit status is 1 at the first wrong byte, hang, \
+             panic or thing left behind, with the command that repeats the round. It takes a C compiler.",
+        )
+        .arg(text("minutes", "N", "1", "How long; a fraction is allowed, and 0 is one round"))
+        .arg(
+            Arg::new("seed")
+                .long("seed")
+                .value_name("NUMBER")
+                .value_parser(clap::value_parser!(u64))
+                .help("Seed of the first round, each has the next one; default: by the clock"),
+        )
+        .arg(
+            text("programs", "K", "2", "Most programs in a round")
+                .value_parser(clap::value_parser!(u64).range(1..=64)),
+        )
+        .arg(Arg::new("limit").long("limit").value_name("SIZE").help("Limit of each program; default: 8 to 20 MiB, at random"))
+        .arg(text("without", "LIST", KNOWN_OPEN, "Operations to leave out, separated by commas"))
 }
 
 fn completions() -> Command {

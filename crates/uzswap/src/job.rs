@@ -94,6 +94,7 @@ fn manager_config(settings: &Settings, ram: &Ram, limits: (Option<u64>, Option<u
         zpool: settings.zpool("zpool").unwrap_or_default(),
         enabled,
         shrinker_enabled: settings.yes_no("shrinker-enabled").unwrap_or(true),
+        verify: settings.switch("verify"),
         swapin: settings.swapin("swapin").unwrap_or_default(),
         swap,
         ram: ram.bytes(),

@@ -1,21 +1,48 @@
 //! `uzswap lab`: what is asked of an experiment.
 
 use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use clap::ArgMatches;
 use uzswap_lab::options::Options;
+use uzswap_lab::torture::{self, TortureOptions};
 use uzswap_lab::{bench, capacity};
 
-use crate::Failure;
+use crate::job::MEMORY_MAX_LEAST;
 use crate::ram::Ram;
 use crate::size::parse_amount;
+use crate::{Failure, say};
 
 /// Runs an experiment; the status is 0 if it could be done, else 1.
 pub fn lab(matches: &ArgMatches) -> Result<i32, Failure> {
     let (name, matches) = matches.subcommand().expect("a subcommand is required");
+    if name == "torture" {
+        let done = torture::run(&torture_options(matches)?);
+        return done.map(|()| 0).map_err(|error| {
+            // A report has lines of its own.
+            say(&format!("{error:#}"));
+            Failure { message: "lab torture failed; the report is above".to_owned(), status: 1 }
+        });
+    }
     let options = options(matches)?;
     let done = if name == "bench" { bench::run(&options) } else { capacity::run(&options) };
     done.map(|()| 0).map_err(|error| Failure { message: format!("lab {name}: {error:#}"), status: 1 })
+}
+
+fn torture_options(matches: &ArgMatches) -> Result<TortureOptions, String> {
+    let given = |name| matches.get_one::<String>(name);
+    let minutes = given("minutes").expect("has a default");
+    let time = minutes.parse().ok().filter(|minutes: &f64| (0.0..=100_000.0).contains(minutes));
+    let limit = given("limit").map(|size| parse_amount(size).map_err(|why| format!("--limit: {why}"))).transpose()?;
+    let ram = Ram::detect(Path::new("/"))?.bytes();
+    let clock = || SystemTime::now().duration_since(UNIX_EPOCH).map_or(1, |since| since.as_secs());
+    Ok(TortureOptions {
+        time: Duration::from_secs_f64(60.0 * time.ok_or(format!("--minutes: '{minutes}' is not a number of minutes"))?),
+        seed: matches.get_one("seed").copied().unwrap_or_else(clock),
+        programs: *matches.get_one("programs").expect("has a default"),
+        limit: limit.map(|amount| amount.bytes(ram)).map(|bytes| bytes.max(MEMORY_MAX_LEAST)),
+        without: given("without").expect("has a default").clone(),
+    })
 }
 
 fn options(matches: &ArgMatches) -> Result<Options, String> {

@@ -10,6 +10,7 @@ mod control;
 mod daemon;
 mod demo;
 mod doctor;
+mod environment;
 mod flags;
 mod job;
 mod lab;

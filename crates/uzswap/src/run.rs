@@ -8,12 +8,13 @@ use clap::ArgMatches;
 use uzswap_manager::run_job;
 use uzswap_vm::doctor::{Check, blocking_problems, surroundings};
 
-use crate::Failure;
 use crate::connect::connect;
+use crate::environment::misspelt;
 use crate::flags::Of;
 use crate::job::job_config;
 use crate::ram::Ram;
 use crate::settings::Settings;
+use crate::{Failure, one_line, say};
 
 /// The library that is preloaded into the programs of a job; built by this crate's build script.
 pub static AGENT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/libuzswap_agent.so"));
@@ -22,6 +23,9 @@ pub static AGENT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/libuzswap_ag
 pub fn run(matches: &ArgMatches) -> Result<i32, Failure> {
     let root = Path::new("/");
     let settings = Settings::read(Of::Run, matches, |name| env::var_os(name), root)?;
+    misspelt(env::vars_os().map(|(name, _)| name))
+        .iter()
+        .for_each(|warning| say(&format!("warning: {}", one_line(warning))));
     let command: Vec<OsString> = matches.get_many("command").expect("is required").cloned().collect();
     if settings.switch("connect") {
         return connect(&settings, &Ram::detect(root)?, &command);

@@ -83,8 +83,9 @@ impl Crew {
     /// A load that was taken is done.
     pub fn done(&self, place: Place) {
         let filled = &mut self.tasks.lock().filled;
-        let index = filled.iter().position(|other| *other == place).expect("it was taken");
-        filled.swap_remove(index);
+        if let Some(index) = filled.iter().position(|other| *other == place) {
+            filled.swap_remove(index);
+        }
     }
 
     /// Waits for something to do. Somebody waits for a load, perhaps.

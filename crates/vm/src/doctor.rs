@@ -17,14 +17,12 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use crate::sys::uffd::FEATURES;
-use crate::sys::uring;
+use crate::sys::{memory, uring};
 use probe::UserFault;
 use remedy::Missing;
 
 /// The oldest kernel that has everything: UFFDIO_MOVE came with it.
 const KERNEL: (u32, u32) = (6, 8);
-/// What the manager would like to lock: its code, its fault path and its buffers.
-const LOCKED: usize = 64 << 20;
 /// Below this much free space a swap file is soon full.
 const SWAP_SPACE: u64 = 1 << 30;
 /// Where a swap file goes unless the user names another place.
@@ -136,7 +134,6 @@ fn has_capability(bit: u32) -> bool {
     status("CapEff").and_then(|mask| u64::from_str_radix(&mask, 16).ok()).is_some_and(|mask| mask >> bit & 1 == 1)
 }
 
-const CAP_IPC_LOCK: u32 = 14;
 const CAP_SYS_PTRACE: u32 = 19;
 
 fn filtered() -> bool {
@@ -300,17 +297,23 @@ fn no_new_privileges() -> Check {
     Check::ok("no-new-privileges", finding)
 }
 
+/// Asks what the manager asks before it locks its memory.
 fn locked_memory() -> Check {
     let name = "memlock";
-    let limit = probe::memlock_limit().map_or("unlimited".to_owned(), |bytes| format!("{} KiB", bytes >> 10));
-    match probe::try_lock(LOCKED) {
-        Ok(()) if has_capability(CAP_IPC_LOCK) => Check::ok(name, "the manager can lock its memory (CAP_IPC_LOCK)"),
-        Ok(()) => Check::ok(name, format!("the manager can lock its memory (limit {limit})")),
-        Err(error) => Check::warn(
+    match memory::lock_limit() {
+        Ok(None) => Check::ok(name, "the manager can lock its memory"),
+        Ok(Some(limit)) => Check::warn(
             name,
-            format!("the manager cannot lock {} MiB (limit {limit}): {}", LOCKED >> 20, words(&error)),
+            format!(
+                "the manager does not lock its memory: without CAP_IPC_LOCK the limit of {} KiB would make it fail later",
+                limit >> 10
+            ),
             Missing::LockedMemory,
         ),
+        Err(error) => {
+            let finding = format!("the limit on locked memory cannot be read: {}", words(&error));
+            Check::warn(name, finding, Missing::LockedMemory)
+        }
     }
 }
 

@@ -54,6 +54,7 @@ impl Pager {
     /// Registers what is mapped and not yet watched, so that it can be evicted and so that fresh pages are seen as they
     /// are touched. False if it is to be called again: the worker is busy.
     pub fn refresh(&self, space: &Space) -> io::Result<bool> {
+        self.keep_exit_words(space);
         // Between a request and its answer no event may be read.
         let Some(_conversation) = space.conversation.try_lock_for(CONVERSATION_PATIENCE) else { return Ok(false) };
         let Some(worker) = space.worker() else { return Ok(true) };
@@ -63,6 +64,7 @@ impl Pager {
             return Ok(state.gone);
         }
         self.drain(space, &mut state);
+        self.look_over(space, &mut state, worker.pid);
         // From the first registered page on, children have to say whose they are.
         space.uffd.register(Range::page(worker.hello.beacon))?;
         state.beacon = Some(worker.hello.beacon);
@@ -122,17 +124,19 @@ impl Pager {
     /// Moves about `pages` pages out of the program into its staging area: those that reclaim's hand comes to, but for what is
     /// hot (see `heat`).
     pub fn evict(&self, space: &Space, pages: usize) -> io::Result<Progress> {
+        self.keep_exit_words(space);
         let _conversation = space.conversation.lock();
         let Some(worker) = self.resume(space) else { return Ok(Progress::default()) };
         let (hand, ranges) = {
             let mut state = space.lock();
-            state.settle_removals();
+            state.settle_removals(Range::new(0, u64::MAX));
             (state.hand, state.registered.iter().collect::<Vec<_>>())
         };
         let mut progress = Progress::default();
         if pages == 0 {
             return Ok(progress);
         }
+        self.search_guards(space, &worker, &ranges);
         // Were all hot, there would be no end to passing over.
         let patience = pages * MOST_SEEN;
         // Once round from the hand: what lies after it, then what lies before. Small ranges go together.
@@ -193,9 +197,14 @@ impl Pager {
     /// Moves all of `range` out and into the engine, now.
     pub fn page_out(&self, space: &Space, range: Range) -> io::Result<Progress> {
         let mut total = Progress::default();
+        self.keep_exit_words(space);
         let parts = space.lock().registered.within(range);
         for part in parts {
             let mut at = part.start;
+            if let Some(worker) = space.worker() {
+                let mut state = space.lock();
+                self.drop_guarded(space, &mut state, &worker, part);
+            }
             while at < part.end {
                 // What would only be moved out to be put back stays where it is.
                 if self.engine.swap_room(space.account().group(), 1) == 0 {
@@ -204,7 +213,7 @@ impl Pager {
                 {
                     let _conversation = space.conversation.lock();
                     let Some(worker) = self.resume(space) else { return Ok(total) };
-                    space.lock().settle_removals();
+                    space.lock().settle_removals(Range::new(at, part.end));
                     let present = self.present(space, &worker, Range::new(at, part.end), EVICT_PAGES)?;
                     at = present.end;
                     let Some(staged) = self.evict_runs(space, &worker, &present.runs, false)? else { return Ok(total) };
@@ -237,20 +246,29 @@ impl Pager {
         self.bring_back(space, range)
     }
 
-    /// Hears the workers that were silent when they were last asked, so that faults do not wait for them needlessly.
+    /// Hears the workers that were silent when they were last asked, so that faults do not wait for them needlessly. Tries
+    /// faults again that could not be answered because the layout was changing.
     pub fn hear_late_answers(&self) {
         if !self.some_are_late.swap(false, Relaxed) {
             return;
         }
         for space in self.spaces() {
-            let Some(_conversation) = space.conversation.try_lock() else {
+            let Some(conversation) = space.conversation.try_lock() else {
                 // Whoever is in conversation need not be there to hear the answer.
                 self.some_are_late.store(true, Relaxed);
                 continue;
             };
-            let late = space.lock().request.is_some();
+            let Some(late) = space.try_lock().map(|state| state.request.is_some()) else {
+                self.some_are_late.store(true, Relaxed);
+                continue;
+            };
             if late {
                 self.resume(&space);
+            }
+            drop(conversation);
+            // Their layout was changing when they were last tried.
+            if space.has_waiting() {
+                self.service(&space);
             }
         }
     }
@@ -270,7 +288,7 @@ impl Pager {
 
     /// Moves the pages of `runs` that may go; gives how many went, `None` if the worker is not to be had.
     fn evict_runs(&self, space: &Space, worker: &Worker, runs: &[Range], spare_hot: bool) -> io::Result<Option<usize>> {
-        if !self.evicting.load(Relaxed) {
+        if !self.evicting.load(Relaxed) || space.held_in.load(Relaxed) {
             return Ok(None);
         }
         let pages: Vec<u64> = runs.iter().flat_map(|run| (run.start..run.end).step_by(PAGE_SIZE)).collect();
@@ -323,6 +341,7 @@ impl Pager {
             state.request = Some(Request::Evict { first, pages });
             words
         };
+        space.tie(worker);
         match self.talk(space, worker, &words) {
             Talk::Answered(moved) => Ok(Some(moved)),
             Talk::Silent | Talk::Gone => Ok(None),
@@ -444,7 +463,7 @@ impl Pager {
                 self.some_are_late.store(true, Relaxed);
                 return Talk::Silent;
             }
-            Ok(Some(received)) => received.words,
+            Ok(Some(mut received)) => std::mem::take(&mut received.words),
             Err(_) => return self.lose_worker(space),
         };
         // One lock from the end of the request to the last page of its answer: in between, a page that has gone would
@@ -452,7 +471,7 @@ impl Pager {
         let mut state = space.lock();
         let done = match (words.first(), state.request.take()) {
             (Some(&kind::EVICTED), Some(Request::Evict { first, pages })) => {
-                self.take_evicted(space, &mut state, first, &pages, &words)
+                self.take_evicted(space, &mut state, worker.pid, first, &pages, &words)
             }
             (Some(&kind::DISCARDED), Some(Request::Discard { pages })) => {
                 // A page that is being looked at cannot be moved just now; it and what follows stay for the next time.
@@ -476,11 +495,19 @@ impl Pager {
     }
 
     /// Takes note of which pages went; gives how many.
-    fn take_evicted(&self, space: &Space, state: &mut State, first: u32, pages: &[u64], words: &[u64]) -> usize {
-        let mut moved = 0;
+    fn take_evicted(
+        &self,
+        space: &Space,
+        state: &mut State,
+        pid: i32,
+        first: u32,
+        pages: &[u64],
+        words: &[u64],
+    ) -> usize {
+        let (mut moved, mut unsure, mut doubts) = (0, Vec::new(), false);
         for (i, &page) in pages.iter().enumerate() {
             match evicted::get(words, i) {
-                evicted::MOVED => {
+                status @ (evicted::MOVED | evicted::UNSURE) => {
                     let sequence = first.wrapping_add(i as u32) & ((1 << STATE_BITS) - 1);
                     // It was there, so it is newer than what a fork left in the table.
                     let older = state.table.get(page);
@@ -488,13 +515,23 @@ impl Pager {
                     state.staging.fill(sequence, page);
                     state.table.set(page, PageState::Staged(sequence));
                     moved += 1;
+                    if status == evicted::UNSURE {
+                        unsure.push(sequence);
+                    } else if state.exit_words.contains(page) {
+                        // Its thread became known while it was moved. The caller services the space.
+                        state.want_back(page);
+                    }
                 }
+                evicted::UNWATCHED => doubts = true,
                 status if i32::from(status) == libc::EBUSY => state.busy.push(page),
                 _ => {}
             }
         }
         space.account().counters().pgsteal.fetch_add(moved as u64, Relaxed);
         space.account().counters().busy.fetch_add(state.busy.len() as u64, Relaxed);
+        if doubts || !unsure.is_empty() {
+            self.forget_unwatched(space, state, pid, &unsure);
+        }
         moved
     }
 }

@@ -17,15 +17,18 @@ use std::sync::atomic::Ordering::{AcqRel, Relaxed};
 use std::time::Instant;
 
 use uzswap_engine::{LoadError, MAX_FOLIO_ORDER, PAGE_SIZE, Page, Slot};
+use uzswap_proto::beacon;
 
 use crate::PAGE;
 use crate::crew::PART;
 use crate::epoch::{self, Change, Event};
 use crate::evict::STORE_PAGES;
+use crate::log::log;
 use crate::pager::{Account, Pager, read_pages, with_buffer};
-use crate::range::Range;
+use crate::range::{Range, RangeSet};
 use crate::space::{Fault, Outcome, Request, Space, State};
 use crate::swapin::Swapin;
+use crate::sys::process::{nonce, page_of};
 use crate::sys::uffd::{FillError, Message, Probe, Uffd};
 use crate::table::{CHUNK, PageState};
 
@@ -71,8 +74,13 @@ impl Pager {
                     break;
                 }
             }
-            if pass.unsettled {
+            if pass.unsettled && tries < MOST_WAITS {
                 wait_for_program(&space.uffd, &mut tries);
+            } else if pass.unsettled {
+                // The thread that changes the layout does not run. Faults that wait are tried again by `hear_late_answers`.
+                self.some_are_late.store(true, Relaxed);
+                self.rearm(space);
+                return;
             } else if done && !more() {
                 self.rearm(space);
                 return;
@@ -180,17 +188,23 @@ impl Pager {
 
     /// Takes a forked child, which has hardly run yet, under management.
     fn fork(&self, space: &Space, state: &mut State, child: Uffd, said: Vec<Message>) {
-        self.flush_staging(space, state, &child);
-        let inherited = State { unheard: said, ..state.inherit(&self.engine) };
+        let wiped = self.wiped_in_child(state);
+        self.flush_staging(space, state, &child, &wiped);
+        let mut inherited = State { unheard: said, ..state.inherit(&self.engine) };
+        wiped.iter().for_each(|range| inherited.empty(&self.engine, range));
         if let Err(error) = self.register(child, inherited, space.account()) {
             self.host.kill(space.id, &format!("no room for one more process: {error}"));
         }
     }
 
-    /// Stores all staged pages at once, so that a child can share them. What the engine refuses goes to both.
-    fn flush_staging(&self, space: &Space, state: &mut State, child: &Uffd) {
-        let Some(worker) = state.worker.clone() else { return };
+    /// Stores all staged pages at once, so that a child can share them. What the engine refuses goes to both. A page that cannot be
+    /// read is denied to the child: it would read zeros. In `wiped` it reads zeros by rights.
+    fn flush_staging(&self, space: &Space, state: &mut State, child: &Uffd, wiped: &RangeSet) {
         let staged: Vec<(u32, u64)> = state.staging.iter().collect();
+        let Some(worker) = state.worker.clone() else {
+            deny(child, &staged, wiped);
+            return;
+        };
         for group in staged.chunks(STORE_PAGES) {
             let sequences: Vec<u32> = group.iter().map(|&(sequence, _)| sequence).collect();
             let read = with_buffer(group.len(), |data| {
@@ -200,15 +214,18 @@ impl Pager {
                     if let Ok(slot) = self.engine.swap_out(data, home) {
                         state.staging.clear(sequence);
                         state.table.set(page, PageState::Stored(slot));
-                    } else if child.copy(page, data).1.is_some_and(|error| error != FillError::Exists) {
+                    } else if !wiped.contains(page)
+                        && child.copy(page, data).1.is_some_and(|error| error != FillError::Exists)
+                    {
                         self.host.kill(space.id, "it forked while neither pool nor swap file had room");
+                        deny(child, &[(sequence, page)], wiped);
                     }
                 }
                 io::Result::Ok(())
             });
             if read.is_err() {
                 self.host.kill(space.id, "a staged page could not be read back");
-                return;
+                deny(child, group, wiped);
             }
         }
     }
@@ -235,7 +252,7 @@ impl Pager {
     pub fn rest(&self, space: &Space, rests: bool) {
         {
             let mut state = space.lock();
-            state.rests = rests && self.evicting.load(Relaxed);
+            state.rests = rests && self.evicting.load(Relaxed) && !space.held_in.load(Relaxed);
             if state.rests {
                 return;
             }
@@ -275,10 +292,11 @@ impl Pager {
     fn answer(&self, space: &Space, state: &mut State, pass: &mut Pass, fault: &mut Fault) -> Answer {
         let page = fault.page;
         if state.worker.is_none() && state.beacon == Some(page) {
-            self.beacon_seen(fault.tid, space);
+            return self.answer_beacon(space, state, pass, page);
         }
         if !state.removals.is_empty() {
-            state.settle_removals();
+            // All that a fault may bring. What else is brought keeps a removal waiting longer than it must, no more.
+            state.settle_removals(Range::sized(page, CHUNK));
         }
         match state.table.get(page) {
             PageState::Resident => self.answer_untouched(space, state, pass, *fault),
@@ -294,6 +312,7 @@ impl Pager {
             PageState::Stored(_) => {
                 space.stall(state, fault);
                 let (window, mut pages) = self.wanted(space, state, page);
+                self.pass_over_guards(space, state, &mut pages);
                 while !pass.admits(space, pages.len() as u64) {
                     if pages.len() == 1 {
                         return Answer::NoRoom;
@@ -316,6 +335,7 @@ impl Pager {
         let most = account.most_ahead();
         while let Some((start, window)) = state.readahead.ahead(page, |folio| folios.largest(folio.min(most))) {
             let mut pages = state.table.stored_run(start, window);
+            self.pass_over_guards(space, state, &mut pages);
             if !pass.admits(space, pages.len() as u64) {
                 pages.clear();
             }
@@ -376,6 +396,9 @@ impl Pager {
             while pages < window && may_fill_ahead(space, state, page + pages as u64 * PAGE) {
                 pages += 1;
             }
+            if let Some(guard) = self.first_guard(state, Range::sized(page, pages as u64 * PAGE)) {
+                pages = ((guard - page) / PAGE).max(1) as usize;
+            }
             let (filled, error) = space.fill(page, &ZEROS[..pages * PAGE_SIZE]);
             state.readahead.brought(page, window, page + filled.max(PAGE));
             (filled, error)
@@ -387,12 +410,34 @@ impl Pager {
         };
         space.account().counters().zero_filled.fetch_add(filled / PAGE, Relaxed);
         match error {
-            Some(error) if filled == 0 => Answer::from(space.after_failed_fill(state, page, error)),
+            Some(error) if filled == 0 => Answer::from(self.after_failed_fill(space, state, page, error)),
             _ => {
                 pass.filled.push(Range::sized(page, filled));
                 Answer::Done
             }
         }
+    }
+
+    /// Tells a forked child, which asks by a touch of its beacon, the number under which its worker can claim this address space.
+    fn answer_beacon(&self, space: &Space, state: &mut State, pass: &mut Pass, page: u64) -> Answer {
+        let Ok(nonce) = nonce() else { return Answer::Unsettled };
+        self.name_child(space, state, nonce);
+        match space.fill(page, &page_of(&beacon::words(nonce))).1 {
+            Some(error) => Answer::from(self.after_failed_fill(space, state, page, error)),
+            None => {
+                pass.filled.push(Range::page(page));
+                Answer::Done
+            }
+        }
+    }
+
+    /// Returns what to do about a fault whose page could not be filled. A refusal that nothing can be done about ends the process.
+    fn after_failed_fill(&self, space: &Space, state: &mut State, page: u64, error: FillError) -> Outcome {
+        if let FillError::Refused(errno) = error {
+            let error = io::Error::from_raw_os_error(errno);
+            self.host.kill(space.id, &format!("the kernel does not fill its page {page:#x}: {error}"));
+        }
+        space.after_failed_fill(state, page, error)
     }
 
     /// Gives a staged page back: it is copied, and its copy in the staging area is discarded in its turn.
@@ -415,7 +460,7 @@ impl Pager {
                 space.account().counters().rescued.fetch_add(1, Relaxed);
                 space.wanted(state, page, true);
             }
-            Some(error) => match space.after_failed_fill(state, page, error) {
+            Some(error) => match self.after_failed_fill(space, state, page, error) {
                 Outcome::Retry => return Answer::Unsettled,
                 // Not mapped: an event about it is to come, which finds the page in the table.
                 Outcome::Done if error != FillError::Exists => return Answer::Done,
@@ -460,7 +505,7 @@ impl Pager {
                 LoadError::Corrupt => "is damaged".to_owned(),
                 LoadError::Io(error) => format!("could not be read from the swap file: {error}"),
             };
-            eprintln!("uzswap: error: page {first:#x} {what}; its program gets SIGBUS");
+            log(&format!("uzswap: error: page {first:#x} {what}; its program gets SIGBUS"));
         }
         let mut state = space.lock();
         // What was unmapped, discarded or moved meanwhile is not filled; its event has been applied.
@@ -468,7 +513,7 @@ impl Pager {
         let (mut filled, mut answer) = (0, Answer::Done);
         if corrupt && state.table.loading(&pages[..1]) == 1 {
             if let Err(error) = space.uffd.poison(first) {
-                answer = Answer::from(space.after_failed_fill(&mut state, first, error));
+                answer = Answer::from(self.after_failed_fill(space, &mut state, first, error));
             }
         } else if fit > 0 {
             let filling = space.fills.read();
@@ -479,7 +524,7 @@ impl Pager {
             state = space.lock();
             filled = (bytes / PAGE) as usize;
             if let (0, Some(error)) = (filled, error) {
-                answer = Answer::from(space.after_failed_fill(&mut state, first, error));
+                answer = Answer::from(self.after_failed_fill(space, &mut state, first, error));
                 if error == FillError::Exists {
                     // What is there is newer than what we hold.
                     filled = 1;
@@ -625,6 +670,9 @@ impl Drop for Load {
     }
 }
 
+/// How often the layout is waited for before the thread turns to other address spaces: some 10 ms.
+const MOST_WAITS: u32 = 60;
+
 /// How many faults one thread loads for before it looks again who else waits.
 const MOST_LOADS: usize = 16;
 
@@ -677,6 +725,14 @@ impl Pass {
 
     fn admits(&self, space: &Space, pages: u64) -> bool {
         !self.starves && space.account().admit(pages)
+    }
+}
+
+/// Has a forked child get SIGBUS for these pages, whose contents are lost to it, but for those in `wiped`.
+fn deny(child: &Uffd, staged: &[(u32, u64)], wiped: &RangeSet) {
+    for &(_, page) in staged.iter().filter(|(_, page)| !wiped.contains(*page)) {
+        // A page that is there by now is the child's own.
+        let _ = child.poison(page);
     }
 }
 

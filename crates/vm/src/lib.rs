@@ -10,23 +10,34 @@
 //! | [`space`] | what is known of one address space |
 //! | `table` | where each evicted page is |
 //! | `heat` | which pages reclaim passes over |
+//! | `watched` | whether what passes for registered is |
+//! | `guard` | what changes without an event: guard pages, wiping on fork |
+//! | `exit_words` | what the kernel needs when a thread ends |
+//! | `removal` | what is about to be discarded |
 //! | `huge` | huge pages that were |
 //! | `epoch` | the order of events |
 //! | `layout` | which mappings are managed |
 //! | [`swapin`] | how many pages a fault brings |
 //! | [`range`] | address arithmetic |
+//! | `closing` | closing of descriptors that clients have handed over |
+//! | [`log`](mod@log) | messages on standard error |
 //! | [`sys`] | the seam to the kernel; all unsafe code |
 //! | [`doctor`] | what the machine permits |
 
 pub mod pager;
 
+mod closing;
 mod crew;
 mod evict;
+mod exit_words;
 mod fault;
+mod guard;
 mod release;
+mod watched;
 
 mod heat;
 mod huge;
+mod removal;
 pub mod space;
 mod table;
 
@@ -36,6 +47,7 @@ pub mod range;
 pub mod swapin;
 
 pub mod doctor;
+pub mod log;
 pub mod sys;
 
 /// Bytes in a page, as an address difference.

@@ -23,7 +23,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64};
 
 use parking_lot::Mutex;
 use uzswap_engine::{Group, Home, PAGE_SIZE, Page, Zswap};
-use uzswap_proto::{STAGING_PAGES, kind};
+use uzswap_proto::{Nonce, kind};
 
 use crate::crew::Crew;
 use crate::evict::WORKER_PATIENCE;
@@ -34,8 +34,11 @@ use crate::space::{Space, State, Worker};
 use crate::swapin::{Folios, Swapin};
 use crate::sys::epoll::Epoll;
 use crate::sys::process;
-use crate::sys::uffd::{MAIN_FEATURES, MOVE, Probe, Uffd};
+use crate::sys::uffd::{FillError, MAIN_FEATURES, MOVE, Probe, Uffd};
 use crate::{PAGE, layout};
+
+/// How often a child's layout may be found changing before it is given up.
+const MOST_TRIES: u32 = 1000;
 
 /// Who pays for the memory of an address space.
 pub trait Account: Send + Sync {
@@ -124,8 +127,8 @@ pub struct Pager {
 struct Registry {
     next: u64,
     spaces: HashMap<u64, Arc<Space>>,
-    /// Which inherited address space a worker's thread id has shown itself in.
-    beacons: HashMap<u32, u64>,
+    /// Forked children that were told a number at their beacon, and have no worker yet.
+    children: HashMap<Nonce, u64>,
 }
 
 impl std::fmt::Debug for Pager {
@@ -179,19 +182,26 @@ impl Pager {
     }
 
     /// Takes a process under management: its worker, and its userfaultfd fresh from the kernel.
+    ///
+    /// # Errors
+    /// The kernel refuses, or the userfaultfds are not of the worker's memory.
     pub fn adopt(&self, worker: Worker, uffd: Uffd, account: Arc<dyn Account>) -> io::Result<Arc<Space>> {
         uffd.handshake(MAIN_FEATURES)?;
+        prove(&uffd, &worker)?;
         let space = self.register(uffd, State::default(), account)?;
-        self.employ(&space, worker)?;
+        space.lock().worker = Some(Arc::new(worker));
         Ok(space)
     }
 
-    /// Takes a forked process under management in the address space that its worker's beacon showed, if it did.
+    /// Takes a forked process under management in the address space that it has inherited, if it was told a number for it.
+    ///
+    /// # Errors
+    /// The address space is another's, or cannot be taken.
     pub fn claim(&self, worker: Worker) -> Result<io::Result<Arc<Space>>, Worker> {
         let space = {
-            let mut registry = self.registry.lock();
-            let id = registry.beacons.remove(&worker.hello.tid);
-            id.and_then(|id| registry.spaces.get(&id).cloned())
+            let registry = self.registry.lock();
+            let id = worker.hello.nonce.and_then(|nonce| registry.children.get(&nonce));
+            id.and_then(|id| registry.spaces.get(id).cloned())
         };
         let Some(space) = space else { return Err(worker) };
         Ok(self.claim_space(&space, worker).map(|()| space))
@@ -206,9 +216,33 @@ impl Pager {
     }
 
     fn claim_space(&self, space: &Space, worker: Worker) -> io::Result<()> {
-        worker.link.send(&[kind::MAIN], Some(space.as_raw_fd()))?;
+        // Only now is it certain that the process with the number is the child: it may have been passed on.
+        let mut tries = 0;
+        while let Err(error) = prove(&space.uffd, &worker) {
+            if error.kind() != io::ErrorKind::WouldBlock || tries > MOST_TRIES {
+                return Err(error);
+            }
+            self.service(space);
+            wait_for_program(&space.uffd, &mut tries);
+        }
         self.forget_uninherited(space, worker.pid)?;
-        self.employ(space, worker)
+        let worker = Arc::new(worker);
+        let inherits = {
+            let mut state = space.lock();
+            if state.worker.is_some() {
+                return Err(io::ErrorKind::AlreadyExists.into());
+            }
+            if let Some(nonce) = state.nonce.take() {
+                self.registry.lock().children.remove(&nonce);
+            }
+            state.worker = Some(worker.clone());
+            state.table.iter().next().is_some()
+        };
+        worker.link.send(&[kind::MAIN], Some(space.as_raw_fd()))?;
+        if inherits {
+            space.tie(&worker);
+        }
+        Ok(())
     }
 
     /// Forgets what the parent had registered and its forked child has not inherited (`MADV_DONTFORK`).
@@ -239,16 +273,6 @@ impl Pager {
         Ok(())
     }
 
-    fn employ(&self, space: &Space, worker: Worker) -> io::Result<()> {
-        let hello = worker.hello;
-        let area = |start, pages: usize| Range::sized(start, pages as u64 * PAGE);
-        space.uffd.register(area(hello.staging, STAGING_PAGES))?;
-        worker.trash.handshake(MOVE)?;
-        worker.trash.register(area(hello.trash, uzswap_proto::TRASH_PAGES))?;
-        space.lock().worker = Some(Arc::new(worker));
-        Ok(())
-    }
-
     /// Serves faults and events; returns only with an error. Any number of threads may.
     pub fn serve(&self) -> io::Result<()> {
         loop {
@@ -261,9 +285,13 @@ impl Pager {
         }
     }
 
-    /// The worker's beacon was seen in `space`.
-    pub(crate) fn beacon_seen(&self, tid: u32, space: &Space) {
-        self.registry.lock().beacons.insert(tid, space.id);
+    /// Notes under which number the worker of a forked child can claim its address space. Any earlier one is forgotten.
+    pub(crate) fn name_child(&self, space: &Space, state: &mut State, nonce: Nonce) {
+        let mut registry = self.registry.lock();
+        if let Some(before) = state.nonce.replace(nonce) {
+            registry.children.remove(&before);
+        }
+        registry.children.insert(nonce, space.id);
     }
 
     /// Has the userfaultfd of `space` reported again.
@@ -278,7 +306,10 @@ impl Pager {
     pub fn reap(&self) -> bool {
         let (mut dead, mut more) = (Vec::new(), false);
         for space in self.spaces() {
-            let mut state = space.lock();
+            let Some(mut state) = space.try_lock() else {
+                more = true;
+                continue;
+            };
             if state.worker.is_some() {
                 continue;
             }
@@ -296,7 +327,7 @@ impl Pager {
                 if let Some(space) = registry.spaces.remove(id) {
                     self.epoll.remove(space.as_raw_fd());
                 }
-                registry.beacons.retain(|_, space| space != id);
+                registry.children.retain(|_, space| space != id);
             }
         }
         more
@@ -310,7 +341,7 @@ impl Pager {
             let pages: Vec<u64> = sequences.iter().map(|&sequence| worker.staging_page(sequence)).collect();
             // A page that has just been rescued is on no node, and is not stored either.
             for (home, node) in homes.iter_mut().zip(process::nodes_of(worker.pid, &pages).unwrap_or_default()) {
-                home.node = node;
+                home.node = node.unwrap_or(home.node);
             }
         }
         homes
@@ -353,6 +384,27 @@ pub(crate) fn read_pages(worker: &Worker, sequences: &[u32], data: &mut [u8]) ->
             _ => ranges.push(Range::page(page)),
         }
     }
-    let read = process::read_memory(worker.pid, &ranges, data)?;
-    if read < data.len() { Err(io::ErrorKind::UnexpectedEof.into()) } else { Ok(()) }
+    worker.memory.read(&ranges, data)
+}
+
+/// Registers the areas of a worker, and proves that both userfaultfds are of the memory that was opened of the process at the
+/// other end of its connection: what is written through them is found there.
+///
+/// # Errors
+/// They are not, or the areas cannot be had. `WouldBlock`: the layout is changing; to be called again.
+fn prove(uffd: &Uffd, worker: &Worker) -> io::Result<()> {
+    let hello = &worker.hello;
+    prove_area(uffd, worker, hello.staging, hello.staging_proof())?;
+    worker.trash.handshake(MOVE)?;
+    prove_area(&worker.trash, worker, hello.trash, hello.trash_proof())
+}
+
+fn prove_area(uffd: &Uffd, worker: &Worker, area: u64, proof: u64) -> io::Result<()> {
+    uffd.register(Range::new(area, proof + PAGE))?;
+    let nonce = process::nonce()?;
+    match uffd.copy(proof, &process::page_of(&nonce)).1 {
+        Some(FillError::Changing) => Err(io::ErrorKind::WouldBlock.into()),
+        None if worker.memory.has(nonce, proof) => Ok(()),
+        _ => Err(io::Error::new(io::ErrorKind::PermissionDenied, "its userfaultfd is of another memory")),
+    }
 }

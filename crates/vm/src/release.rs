@@ -6,10 +6,11 @@
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
-use uzswap_engine::Slot;
+use uzswap_engine::{PAGE_SIZE, Slot};
 use uzswap_proto::kind;
 
 use crate::fault::Load;
+use crate::layout;
 use crate::pager::Pager;
 use crate::range::Range;
 use crate::space::{Fault, Request, Space};
@@ -17,6 +18,9 @@ use crate::table::PageState;
 
 /// How many pages are on their way back at once.
 const BATCH: usize = 4096;
+
+/// Every address.
+const ALL: Range = Range { start: 0, end: u64::MAX };
 
 /// How long to wait for workers and programs that are late.
 const PAUSE: Duration = Duration::from_millis(1);
@@ -30,17 +34,35 @@ impl Pager {
         }
     }
 
+    /// Evicts nothing from `space` until told otherwise; eviction that is under way may still be recorded. What is away now is not
+    /// charged when it comes back, until then.
+    pub fn hold_in(&self, space: &Space, held: bool) {
+        space.held_in.store(held, Relaxed);
+        let away = if held { self.pages_away(space) * PAGE_SIZE } else { 0 };
+        space.uncharged.store(away as u64, Relaxed);
+        if held {
+            self.rest(space, false);
+        }
+    }
+
+    /// Brings back what was evicted from `space`, which is held in; gives how many pages are still away. If not 0, a worker or the
+    /// program is late, or a page cannot be loaded: call it again.
+    pub fn bring_back_space(&self, space: &Space) -> usize {
+        self.bring_back(space, ALL);
+        self.pages_away(space)
+    }
+
+    /// Pages of `space` that are staged, stored or on their way back.
+    pub fn pages_away(&self, space: &Space) -> usize {
+        let state = space.lock();
+        if state.gone { 0 } else { state.table.away() }
+    }
+
     /// Brings back what was evicted from all programs. False if that is not done in time. Nothing may be evicted meanwhile.
     pub fn bring_back_all(&self, until: Instant) -> bool {
-        let all = Range::new(0, u64::MAX);
         loop {
             // Forks add to them.
-            let is_whole = |space: &Space| {
-                self.bring_back(space, all) && {
-                    let state = space.lock();
-                    state.gone || state.table.list(all).iter().all(|(_, state)| *state == PageState::Resident)
-                }
-            };
+            let is_whole = |space: &Space| self.bring_back(space, ALL) && self.pages_away(space) == 0;
             if self.spaces().iter().filter(|space| !is_whole(space)).count() == 0 {
                 return true;
             }
@@ -95,12 +117,25 @@ impl Pager {
         state.gone || !waiting && !state.table.list(range).iter().any(away)
     }
 
-    /// Lets all programs go on without us: nothing is evicted from them any more.
+    /// Lets all programs go on without this manager: nothing is evicted from them any more.
+    ///
+    /// Their memory is watched no longer. That the userfaultfds close does not do this by itself: a tether may hold them open.
     pub fn release(&self) {
         for space in self.spaces() {
+            space.untie();
             let _conversation = space.conversation.lock();
-            if let Some(worker) = space.lock().worker.take() {
+            let (worker, mut watched) = {
+                let mut state = space.lock();
+                let beacon = state.beacon.map(Range::page);
+                (state.worker.take(), state.registered.iter().chain(beacon).collect::<Vec<_>>())
+            };
+            if let Some(worker) = &worker {
                 // Fails only for a program that is going away.
+                watched.extend(layout::all(worker.pid).unwrap_or_default());
+            }
+            watched.into_iter().for_each(|range| space.uffd.unregister(range));
+            if let Some(worker) = worker {
+                // As above.
                 let _ = worker.link.send(&[kind::RELEASE], None);
             }
         }

@@ -1,8 +1,8 @@
 //! One address space under management: what the manager knows about it.
 //!
 //! # Invariants
-//! - A page is evicted only from a range that is in `registered`, and `registered` is exact whenever no event is
-//!   unread: every change of a registered mapping is an event.
+//! - A page is evicted only from a range that is in `registered` and that the worker has found registered right before and
+//!   after the move. `registered` is what the events tell; what changes without one is found by asking (`watched`).
 //! - While an EVICT is pending nothing is read from the userfaultfd. A change of the layout that begins meanwhile stays
 //!   unread, so the kernel refuses the rest of the moves. So a page that was moved was there, at the address that we know,
 //!   and nothing fills that address until the answer has been recorded.
@@ -12,23 +12,26 @@
 
 use std::collections::VecDeque;
 use std::os::fd::{AsRawFd, RawFd};
-use std::sync::atomic::{AtomicI64, AtomicU32, AtomicU64, AtomicUsize, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, LazyLock};
 use std::time::{Duration, Instant};
 
 use parking_lot::{Mutex, MutexGuard, RwLock};
 use uzswap_engine::{Slot, Zswap};
-use uzswap_proto::{Hello, STAGING_PAGES, kind};
+use uzswap_proto::{Hello, Nonce, STAGING_PAGES, kind};
 
 use crate::PAGE;
 use crate::epoch::Change;
+use crate::exit_words::ExitWords;
 use crate::heat::Heat;
 use crate::huge::HugePages;
 use crate::pager::Account;
 use crate::range::{Range, RangeSet};
+use crate::removal::Removals;
 use crate::swapin::Readahead;
 use crate::sys::link::Link;
-use crate::sys::process::Pagemap;
+use crate::sys::process::{Memory, Pagemap};
+use crate::sys::tether::Tether;
 use crate::sys::uffd::{FillError, Message, Uffd};
 use crate::table::{PageState, PageTable, STATE_BITS};
 
@@ -43,12 +46,18 @@ pub struct Space {
     /// is filled as of the last message that was read, or not at all.
     pub(crate) fills: RwLock<()>,
     pub(crate) pace: Pace,
+    /// Nothing is evicted, for a debugger or a core dump reads the memory ([`crate::pager::Pager::hold_in`]).
+    pub(crate) held_in: AtomicBool,
+    /// Bytes that were brought back for that; they are not charged.
+    pub(crate) uncharged: AtomicU64,
     /// Bytes that were filled, less those that were discarded.
     brought: AtomicI64,
     /// Pages that were wanted again soon after they had been taken.
     missed: AtomicU64,
     /// Held by whoever talks to the worker; before `state` in the lock order.
     pub(crate) conversation: Mutex<()>,
+    /// What ties the program to this manager's life, once something of it may be evicted.
+    tether: Mutex<Option<Tether>>,
 }
 
 impl std::fmt::Debug for Space {
@@ -70,6 +79,10 @@ pub struct Worker {
     pub link: Link,
     /// Its process id; its memory is the program's.
     pub pid: i32,
+    /// The program's process id.
+    pub program: i32,
+    /// That memory.
+    pub memory: Memory,
     /// Which of the program's pages are present.
     pub pagemap: Pagemap,
     /// Where its areas are.
@@ -122,43 +135,31 @@ pub(crate) enum Request {
     Collapse,
 }
 
-/// A range whose contents a thread of the program is about to discard, or has.
-///
-/// The event comes before the deed. A page moved out in between would escape it and come back with its old contents, so
-/// nothing is evicted from the range until the deed is done. That is seen by the sentinel, the last page of the range
-/// that was present when the event was read: the kernel discards in ascending order, and once absent the page comes
-/// back only through us, who look first. (A page that was absent then, and is touched before the deed is done, was
-/// written while it was being discarded: either outcome is right.)
-#[derive(Debug)]
-pub(crate) struct Removal {
-    pub range: Range,
-    /// `None` if no page can tell: the range waits for time alone.
-    pub sentinel: Option<u64>,
-    pub since: Instant,
-    pub epoch: u64,
-}
-
-/// `MADV_FREE` announces itself like `MADV_DONTNEED` but takes no page away; its ranges are let go after this time, by
-/// which a thread that was let run has long finished.
-const REMOVAL_PATIENCE: Duration = Duration::from_secs(10);
-
 /// Everything that changes about an address space.
 #[derive(Default)]
 pub(crate) struct State {
     pub table: PageTable,
     /// What is registered with the userfaultfd and may be evicted.
     pub registered: RangeSet,
+    /// Before this, memory is not searched for guard pages again.
+    pub search_guards_at: Option<Instant>,
+    /// When all of `registered` was last asked about.
+    pub looked_over: Option<Instant>,
     /// What is never evicted because a forked child would find it empty.
     pub excluded: RangeSet,
+    /// What is never evicted because the kernel needs it when a thread ends.
+    pub exit_words: ExitWords,
     /// Whom reclaim passes over.
     pub heat: Heat,
     pub huge: HugePages,
     pub worker: Option<Arc<Worker>>,
-    /// Where a child of this process reports itself by a fault.
+    /// Where a child of this process asks which userfaultfd is its own.
     pub beacon: Option<u64>,
+    /// What a child was told there that has no worker yet.
+    pub nonce: Option<Nonce>,
     pub staging: Staging,
     pub request: Option<Request>,
-    pub removals: Vec<Removal>,
+    pub removals: Removals,
     /// Messages that were read before there was anybody to hear them.
     pub unheard: Vec<Message>,
     /// How many epochs of events have been applied.
@@ -186,8 +187,30 @@ pub(crate) struct State {
 impl Space {
     pub(crate) fn new(id: u64, uffd: Uffd, state: State, account: Arc<dyn Account>) -> Space {
         let (account, state) = (RwLock::new(account), Mutex::new(state));
-        let (fills, pace, brought, missed, conversation) = Default::default();
-        Space { id, uffd, account, state, fills, pace, brought, missed, conversation }
+        let (fills, pace, held_in, uncharged, brought, missed, conversation, tether) = Default::default();
+        Space { id, uffd, account, state, fills, pace, held_in, uncharged, brought, missed, conversation, tether }
+    }
+
+    /// Ties the program of `worker` to the life of this manager, if that is not done yet. To be called before the worker is
+    /// told to evict. The worker obeys in order, so there is no answer to wait for.
+    pub(crate) fn tie(&self, worker: &Worker) {
+        let mut tether = self.tether.lock();
+        if tether.is_none() {
+            // Without a descriptor to spare, the guards that are processes remain. A program that has ended needs none.
+            *tether = Tether::new(worker.program)
+                .and_then(|tether| worker.link.send(&[kind::TETHER], Some(tether.far())).map(|()| tether))
+                .ok();
+        }
+    }
+
+    /// Whether something of the program may have been evicted, here or before it was forked.
+    pub fn is_tied(&self) -> bool {
+        self.tether.lock().is_some()
+    }
+
+    /// Lets the program live without this manager.
+    pub(crate) fn untie(&self) {
+        *self.tether.lock() = None;
     }
 
     /// Who pays for what becomes resident and for what is stored from now on.
@@ -256,6 +279,13 @@ impl Space {
         self.state.lock()
     }
 
+    /// As [`lock`](Self::lock), but gives up after a short time: for threads that go through all address spaces, of which one may be
+    /// held by its process.
+    pub(crate) fn try_lock(&self) -> Option<MutexGuard<'_, State>> {
+        const PATIENCE: Duration = Duration::from_millis(2);
+        self.state.try_lock_for(PATIENCE)
+    }
+
     /// Fills pages from `page` on, without waking who waits for them; how many bytes, and why not the others.
     pub(crate) fn fill(&self, page: u64, data: &[u8]) -> (u64, Option<FillError>) {
         let (filled, error) = self.uffd.copy_quietly(page, data);
@@ -271,6 +301,11 @@ impl Space {
     /// By how many bytes more its memory has grown through us than shrunk. By what it has changed besides is the program's doing.
     pub fn brought(&self) -> i64 {
         self.brought.load(Relaxed)
+    }
+
+    /// Bytes of it that are not charged, for they were brought back to be looked at ([`crate::pager::Pager::hold_in`]).
+    pub fn uncharged(&self) -> u64 {
+        self.uncharged.load(Relaxed)
     }
 
     /// A page that was taken is wanted again; perhaps while it was in the staging area still.
@@ -294,9 +329,10 @@ impl Space {
         self.lock().worker.clone()
     }
 
-    /// Whether threads of the program wait for memory, or to be heard. Those of a process that rests do not count.
+    /// Whether threads of the program wait for memory, or to be heard. Those of a process that rests do not count, nor those of one
+    /// whose state is not to be had for the moment.
     pub fn has_waiting(&self) -> bool {
-        let state = self.lock();
+        let Some(state) = self.try_lock() else { return false };
         !(state.waiting.is_empty() && state.starved.is_empty() && state.unheard.is_empty())
     }
 
@@ -328,9 +364,8 @@ impl State {
 
     /// Whether a page may be evicted.
     pub fn is_evictable(&self, page: u64) -> bool {
-        self.registered.contains(page)
-            && !self.excluded.contains(page)
-            && !self.removals.iter().any(|removal| removal.range.contains(page))
+        let kept = self.excluded.contains(page) || self.exit_words.contains(page);
+        self.registered.contains(page) && !kept && !self.removals.cover(page)
     }
 
     /// Applies a change of the layout.
@@ -356,9 +391,7 @@ impl State {
         self.registered.remove(range);
         self.excluded.remove(range);
         self.heat.forget(range);
-        // What was announced in this epoch may be of what has come there since.
-        let epoch = self.epoch;
-        self.removals.retain(|removal| removal.epoch == epoch || removal.range.intersect(range) != removal.range);
+        self.removals.forget(range, self.epoch);
     }
 
     fn remap(&mut self, engine: &Zswap, from: u64, to: u64, len: u64) {
@@ -395,25 +428,22 @@ impl State {
     /// Keeps `range` from being evicted until its contents have been discarded. To be called as soon as that has been
     /// announced.
     pub fn await_removal(&mut self, range: Range) {
-        self.settle_removals();
-        let shared = self.removals.iter().any(|removal| removal.range.overlaps(range));
+        self.settle_removals(range);
         let last_present = self.worker.as_ref().map(|worker| worker.pagemap.last_present(range));
         let sentinel = match last_present {
             // Nothing there that could escape.
             Some(Ok(None)) => return,
-            // Were two removals to share a sentinel, one's deed would be taken for the other's.
-            Some(Ok(Some(page))) if !shared => Some(page),
+            Some(Ok(Some(page))) => Some(page),
             _ => None,
         };
-        self.removals.push(Removal { range, sentinel, since: Instant::now(), epoch: self.epoch });
+        let worker = &self.worker;
+        self.removals.begin(range, sentinel, self.epoch, |page| is_absent(worker.as_ref(), page));
     }
 
-    /// Drops the removals that are done. To be called before anything absent is made present.
-    pub fn settle_removals(&mut self) {
+    /// Drops the removals that overlap `range` and are done. To be called before anything absent is made present there.
+    pub fn settle_removals(&mut self, range: Range) {
         let worker = &self.worker;
-        let is_absent = |page| worker.as_ref().is_some_and(|worker| worker.pagemap.is_absent(page).unwrap_or(false));
-        self.removals
-            .retain(|removal| !removal.sentinel.is_some_and(is_absent) && removal.since.elapsed() < REMOVAL_PATIENCE);
+        self.removals.settle(range, |page| is_absent(worker.as_ref(), page));
     }
 
     /// What a forked child knows: it gets its own reference to everything that its parent has stored. (What is staged
@@ -465,6 +495,10 @@ impl State {
     }
 }
 
+fn is_absent(worker: Option<&Arc<Worker>>, page: u64) -> bool {
+    worker.is_some_and(|worker| worker.pagemap.is_absent(page).unwrap_or(false))
+}
+
 /// What a failed fill means for a fault.
 pub(crate) enum Outcome {
     /// Answered.
@@ -478,7 +512,7 @@ impl Space {
     pub(crate) fn after_failed_fill(&self, state: &mut State, page: u64, error: FillError) -> Outcome {
         match error {
             FillError::Changing | FillError::NoMemory => return Outcome::Retry,
-            FillError::Gone => state.gone = true,
+            FillError::Gone | FillError::Refused(_) => state.gone = true,
             // It is there, or nothing of ours is: whoever waits looks again.
             FillError::Exists | FillError::NotMapped => self.uffd.wake(Range::page(page)),
         }

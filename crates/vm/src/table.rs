@@ -142,6 +142,11 @@ impl PageTable {
         taken
     }
 
+    /// How many pages are not resident.
+    pub fn away(&self) -> usize {
+        self.chunks.values().map(|chunk| usize::from(chunk.used)).sum()
+    }
+
     /// The pages of `range` that are not resident, in order.
     pub fn list(&self, range: Range) -> Vec<(u64, PageState)> {
         if range.is_empty() {

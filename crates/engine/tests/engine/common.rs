@@ -2,8 +2,8 @@
 
 use parking_lot::Mutex;
 use std::io;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, OnceLock};
 use uzswap_engine::*;
 
 /// Faults to inject, and what was seen; shared by the test and the fakes.
@@ -21,6 +21,8 @@ pub struct Faults {
     pub read_errors: AtomicBool,
     /// Reads return a wrong byte.
     pub damaged_reads: AtomicBool,
+    /// Memory of the pool is read with wrong bits from now on.
+    pub damaged_memory: AtomicBool,
     /// The page source has nothing.
     pub no_memory: AtomicBool,
     /// Writes that succeeded, and their bytes.
@@ -96,12 +98,15 @@ impl PageSource for Memory {
 
     fn take(&self, most: usize) -> Option<Run> {
         let run = if self.0.no_memory.load(Relaxed) { None } else { HeapSource.take(most) };
-        run.map(|run| Run { run, faults: self.0.clone() })
+        run.map(|run| Run { run, damaged: OnceLock::new(), faults: self.0.clone() })
     }
 }
 
 struct Run {
     run: <HeapSource as PageSource>::Run,
+    /// The memory as it is read once it is damaged. What a run takes counts as metadata: hence the box.
+    #[allow(clippy::box_collection)]
+    damaged: OnceLock<Box<Vec<u8>>>,
     faults: Arc<Faults>,
 }
 
@@ -114,6 +119,10 @@ impl PageRun for Run {
 
 impl AsRef<[u8]> for Run {
     fn as_ref(&self) -> &[u8] {
+        if self.faults.damaged_memory.load(Relaxed) {
+            let damage = |(place, byte): (usize, &u8)| if place % 64 == 17 { byte ^ 1 } else { *byte };
+            return self.damaged.get_or_init(|| Box::new(self.run.as_ref().iter().enumerate().map(damage).collect()));
+        }
         self.run.as_ref()
     }
 }
@@ -131,6 +140,7 @@ pub const ROOMY: Config = Config {
     compressor: Compressor::Lz4,
     zpool: Zpool::Zsmalloc,
     shrinker_enabled: true,
+    verify: true,
     swap_limit_bytes: None,
     writeback: Writeback::Compressed,
     policy: Policy::PerGroupLru,

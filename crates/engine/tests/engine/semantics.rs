@@ -403,6 +403,49 @@ fn nothing_waits_for_a_writeback() {
 
 // "Bad data (decompressor or checksum says no): count decompress_fail"
 #[test]
+fn damage_in_the_pool_is_found_and_counted() {
+    for verify in [true, false] {
+        for config in both(Config { verify, ..ROOMY }) {
+            let (zswap, faults) = zswap(config, true);
+            // A page that does not compress is kept as it is: no codec could notice.
+            let pages = [noise(1), noise(2)];
+            let slots = pages.map(|page| zswap.swap_out(&page, Home::ROOT).unwrap());
+            let mut page = [0; PAGE_SIZE];
+            zswap.load(slots[0], &mut page).unwrap();
+            assert_eq!(page, pages[0]);
+            faults.damaged_memory.store(true, Relaxed);
+            if !verify {
+                assert!(zswap.load(slots[0], &mut page).is_ok() && page != pages[0], "the damage is there");
+                continue;
+            }
+            assert!(matches!(zswap.load(slots[0], &mut page), Err(LoadError::Corrupt)));
+            assert!(matches!(zswap.load_folio(&slots, &mut [[0; PAGE_SIZE]; 2]), Err(LoadError::Corrupt)));
+            assert_eq!(zswap.counters().decompress_fail, 2);
+            // What is damaged is not written, for on disk it would look sound.
+            zswap.shrink(u64::MAX);
+            assert_eq!(zswap.counters().written_back_pages, 0);
+            assert!(zswap.counters().decompress_fail > 2);
+        }
+    }
+}
+
+#[test]
+fn checksums_hold_on_disk_and_for_pages_that_the_pool_refused() {
+    for config in both(Config { enabled: false, ..ROOMY }) {
+        let (zswap, _) = zswap(config, true);
+        let slots: Vec<Slot> = (0..20).map(|key| zswap.swap_out(&noise(key), Home::ROOT).unwrap()).collect();
+        zswap.set_enabled(true);
+        let pooled: Vec<Slot> = (20..40).map(|key| zswap.swap_out(&noise(key), Home::ROOT).unwrap()).collect();
+        zswap.shrink(u64::MAX);
+        for (key, slot) in slots.into_iter().chain(pooled).enumerate() {
+            let mut page = [0; PAGE_SIZE];
+            zswap.load(slot, &mut page).unwrap();
+            assert_eq!(page, noise(key as u64));
+        }
+    }
+}
+
+#[test]
 fn damage_on_disk_is_found_and_counted() {
     for config in both(ROOMY) {
         let (zswap, faults) = zswap(config, true);
@@ -484,7 +527,7 @@ fn drop_checked(zswap: &Zswap, slot: Slot, seed: u64) {
 
 #[test]
 fn metadata_is_at_most_64_bytes_a_page() {
-    for config in both(ROOMY) {
+    for config in both(Config { verify: false, ..ROOMY }) {
         let (zswap, _) = zswap(config, true);
         let pages = 20_000;
         fill(&zswap, 0..pages, Home::ROOT);

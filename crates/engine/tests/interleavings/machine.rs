@@ -242,6 +242,7 @@ pub const SMALL: Config = Config {
     compressor: Compressor::Lz4,
     zpool: Zpool::Zbud,
     shrinker_enabled: true,
+    verify: false,
     swap_limit_bytes: Some(256 * PAGE_SIZE as u64),
     policy: Policy::PerGroupLru,
     shards: 1,

@@ -266,6 +266,8 @@ fn stat(figures: &Figures) -> String {
         ("thp_collapse_alloc", figures.thp_collapse_alloc),
         ("thp_swpout", figures.thp_swpout),
         ("thp_swpout_fallback", figures.thp_swpout_fallback),
+        ("unmanaged_current", figures.unmanaged_current),
+        ("unmanaged_peak", figures.unmanaged_peak),
     ])
 }
 

@@ -115,6 +115,10 @@ pub struct Figures {
     pub thp_swpout: Option<u64>,
     /// Folios swapped out in parts.
     pub thp_swpout_fallback: Option<u64>,
+    /// Resident bytes that are not under any limit: processes without a session, and shared memory.
+    pub unmanaged_current: Option<u64>,
+    /// The most that these ever were.
+    pub unmanaged_peak: Option<u64>,
     /// `memory.pressure`.
     pub pressure: Option<Pressure>,
 }

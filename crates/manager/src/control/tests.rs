@@ -177,6 +177,8 @@ fn full_figures() -> Figures {
         thp_collapse_alloc: Some(48),
         thp_swpout: Some(46),
         thp_swpout_fallback: Some(47),
+        unmanaged_current: Some(49),
+        unmanaged_peak: Some(50),
         pressure: Some(Pressure { some: stall(12.345), full: stall(1.0) }),
     }
 }
@@ -227,10 +229,12 @@ fn figures_have_the_kernels_form() {
         "thp_collapse_alloc 48",
         "thp_swpout 46",
         "thp_swpout_fallback 47",
+        "unmanaged_current 49",
+        "unmanaged_peak 50",
     ] {
         assert!(stat.lines().any(|found| found == line), "{line}: {stat}");
     }
-    assert_eq!(stat.lines().count(), 19);
+    assert_eq!(stat.lines().count(), 21);
 }
 
 #[test]

@@ -378,21 +378,6 @@ pub(super) fn try_pidfd() -> io::Result<()> {
     Ok(())
 }
 
-/// Locks so much memory without touching it.
-pub(super) fn try_lock(bytes: usize) -> io::Result<()> {
-    let mapping = Mapping::new(bytes / PAGE)?;
-    // SAFETY: the mapping is ours; unmapping it undoes the lock.
-    check(unsafe { libc::mlock2(mapping.address.cast(), mapping.len, libc::MLOCK_ONFAULT as _) }.into()).map(drop)
-}
-
-/// `None` if unlimited.
-pub(super) fn memlock_limit() -> Option<u64> {
-    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
-    // SAFETY: the kernel writes one rlimit.
-    let result = unsafe { libc::getrlimit(libc::RLIMIT_MEMLOCK, &mut limit) };
-    (result == 0 && limit.rlim_cur != libc::RLIM_INFINITY).then_some(limit.rlim_cur)
-}
-
 /// A file in `directory` that has no name, or that loses it at once where the file system knows no nameless files.
 fn nameless(directory: &Path) -> io::Result<File> {
     let mut options = OpenOptions::new();

@@ -44,11 +44,13 @@ pub fn become_subreaper() -> io::Result<()> {
     super::check(unsafe { libc::prctl(libc::PR_SET_CHILD_SUBREAPER, 1) }).map(drop)
 }
 
-/// Names this process in `ps`; leaves the session and process group, so that signals of the terminal pass by.
+/// Names this process in `ps`; leaves the session and process group, so that signals of the terminal pass by. A write past the
+/// limit on the size of files (RLIMIT_FSIZE) becomes an error, as on a full disk, and no signal.
 pub fn become_background(name: &str) {
     let name = CString::new(name).expect("a name without zero bytes");
-    // SAFETY: the name is a C string. setsid fails only for a group leader, which a fresh child is not.
+    // SAFETY: ignoring a signal calls no code of ours. The name is a C string. setsid fails only for a group leader, which a fresh child is not.
     unsafe {
+        libc::signal(libc::SIGXFSZ, libc::SIG_IGN);
         libc::prctl(libc::PR_SET_NAME, name.as_ptr());
         libc::setsid();
     }

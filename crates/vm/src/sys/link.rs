@@ -1,25 +1,48 @@
 //! The manager's end of connections to workers and programs: messages of words, with descriptors beside them.
 //!
+//! What a client sends is not trusted, and nothing here waits for it:
+//!
+//! 1. A message is received only if all of its descriptors are userfaultfds or pidfds. A pipe, a socket or a file of a FUSE server
+//!    would block a later poll, read or close. Any other message ends the connection.
+//! 2. Connections and descriptors are closed by `closing`.
+//!
 //! # Safety
 //! Buffers are passed with their true sizes; received descriptors are owned at once.
 
 #![allow(unsafe_code)]
 
+use std::fs::{self, Permissions};
 use std::io;
-use std::mem::{size_of, size_of_val, zeroed};
+use std::mem::{ManuallyDrop, size_of, size_of_val, zeroed};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixListener;
+use std::path::Path;
 use std::time::Duration;
 
-use uzswap_proto::{Job, MAX_WORDS};
+use uzswap_proto::{Job, MAX_WORDS, SOCKET_PATH};
+
+use super::process::PidFd;
+
+use crate::closing;
 
 /// The socket that a job's processes connect to.
 #[derive(Debug)]
 pub struct Listener(OwnedFd);
 
-/// One connection.
+/// One connection. Its end is seen at once by its peer when it is dropped.
 #[derive(Debug)]
-pub struct Link(OwnedFd);
+pub struct Link(ManuallyDrop<OwnedFd>);
+
+impl Drop for Link {
+    fn drop(&mut self) {
+        // SAFETY: no pointers. It fails only if the peer has gone.
+        unsafe { libc::shutdown(self.0.as_raw_fd(), libc::SHUT_RDWR) };
+        // SAFETY: taken once, here.
+        closing::close(unsafe { ManuallyDrop::take(&mut self.0) });
+    }
+}
 
 impl AsRawFd for Listener {
     fn as_raw_fd(&self) -> RawFd {
@@ -37,18 +60,34 @@ impl Listener {
     /// Listens on the abstract socket of the jobs of that name.
     pub fn bind_name(name: u64) -> io::Result<Listener> {
         let name = Job { name, token: 0 }.socket_name();
+        let mut path = [0; SOCKET_PATH];
+        path[1..=name.len()].copy_from_slice(&name);
+        Listener::bind(path, 1 + name.len())
+    }
+
+    /// Listens on a socket at `path`, for processes in other network namespaces.
+    pub fn bind_path(path: &Path) -> io::Result<Listener> {
+        let bytes = path.as_os_str().as_bytes();
+        let mut text = [0; SOCKET_PATH];
+        if bytes.len() >= text.len() {
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, "the path is too long for a socket"));
+        }
+        text[..bytes.len()].copy_from_slice(bytes);
+        let listener = Listener::bind(text, bytes.len() + 1)?;
+        // Processes of a job can become any user.
+        fs::set_permissions(path, Permissions::from_mode(0o666))?;
+        Ok(listener)
+    }
+
+    fn bind(path: [u8; SOCKET_PATH], len: usize) -> io::Result<Listener> {
         // SAFETY: no pointers; the descriptor is fresh.
         let socket = unsafe {
             let kind = libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
             OwnedFd::from_raw_fd(super::check(libc::socket(libc::AF_UNIX, kind, 0))?)
         };
-        // SAFETY: all zeros is a valid address structure.
-        let mut address: libc::sockaddr_un = unsafe { zeroed() };
-        address.sun_family = libc::AF_UNIX as libc::sa_family_t;
-        for (to, from) in address.sun_path[1..].iter_mut().zip(name) {
-            *to = from as libc::c_char;
-        }
-        let len = (size_of::<libc::sa_family_t>() + 1 + name.len()) as libc::socklen_t;
+        let sun_path = path.map(|byte| byte as libc::c_char);
+        let address = libc::sockaddr_un { sun_family: libc::AF_UNIX as libc::sa_family_t, sun_path };
+        let len = (size_of::<libc::sa_family_t>() + len) as libc::socklen_t;
         // SAFETY: the address is `len` bytes long at least.
         unsafe {
             super::check(libc::bind(socket.as_raw_fd(), (&raw const address).cast(), len))?;
@@ -64,7 +103,7 @@ impl Listener {
             unsafe { libc::accept4(self.as_raw_fd(), std::ptr::null_mut(), std::ptr::null_mut(), libc::SOCK_CLOEXEC) };
         match super::check(fd) {
             // SAFETY: the descriptor is fresh.
-            Ok(fd) => Ok(Some(Link(unsafe { OwnedFd::from_raw_fd(fd) }))),
+            Ok(fd) => Ok(Some(Link(ManuallyDrop::new(unsafe { OwnedFd::from_raw_fd(fd) })))),
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(None),
             Err(error) => Err(error),
         }
@@ -111,19 +150,71 @@ pub fn peer(connection: &impl AsRawFd) -> io::Result<Peer> {
     }
 }
 
+/// A handle on the process at the other end of a connection, as the kernel gives it: the process that connected, whatever has
+/// its number by now. From Linux 6.5 on.
+pub fn peer_handle(connection: &impl AsRawFd) -> io::Result<PidFd> {
+    const SO_PEERPIDFD: libc::c_int = 77;
+    let mut fd: libc::c_int = -1;
+    let mut len = size_of_val(&fd) as libc::socklen_t;
+    // SAFETY: the kernel fills a number, as far as `len` allows; the descriptor is fresh.
+    unsafe {
+        let to = (&raw mut fd).cast();
+        super::check(libc::getsockopt(connection.as_raw_fd(), libc::SOL_SOCKET, SO_PEERPIDFD, to, &raw mut len))?;
+        Ok(PidFd::from(OwnedFd::from_raw_fd(fd)))
+    }
+}
+
 /// A message received.
 #[derive(Debug, Default)]
 pub struct Received {
     /// Its words.
     pub words: Vec<u64>,
-    /// The descriptors that came with it.
+    /// The descriptors that came with it: userfaultfds and pidfds, no others.
     pub descriptors: Vec<OwnedFd>,
 }
 
+impl Drop for Received {
+    fn drop(&mut self) {
+        self.descriptors.drain(..).for_each(closing::close);
+    }
+}
+
+/// The most descriptors that a message of a client may have.
 const MAX_DESCRIPTORS: usize = 4;
 
-/// Room for the control message, with its alignment.
+/// The most descriptors that the kernel passes with a message.
+const KERNEL_MAX_DESCRIPTORS: usize = 253;
+
+/// Room for a control message of one descriptor, with its alignment.
 type Control = [u64; 8];
+
+/// Room for the largest control message: what has no room is closed by the kernel in the thread that receives.
+type LargestControl = [u64; 2 + KERNEL_MAX_DESCRIPTORS.div_ceil(2)];
+
+/// Has the kernel refuse messages with descriptors to the connections of a listener. Kernels before Linux 6.16 cannot.
+pub fn refuse_descriptors(listener: &impl AsRawFd) {
+    const SO_PASSRIGHTS: libc::c_int = 83;
+    let passes: libc::c_int = 0;
+    let (from, len) = ((&raw const passes).cast(), size_of_val(&passes) as libc::socklen_t);
+    // SAFETY: the number is as long as said.
+    unsafe { libc::setsockopt(listener.as_raw_fd(), libc::SOL_SOCKET, SO_PASSRIGHTS, from, len) };
+}
+
+/// Whether a descriptor is a userfaultfd, told by the kernel's name for it, which no file or socket can have.
+pub fn is_userfaultfd(descriptor: &impl AsRawFd) -> bool {
+    names(descriptor, |name| name == "anon_inode:[userfaultfd]")
+}
+
+/// Whether a descriptor is a pidfd.
+pub fn is_pidfd(descriptor: &impl AsRawFd) -> bool {
+    // The second is that of the file system that pidfds have since Linux 6.9.
+    names(descriptor, |name| name == "anon_inode:[pidfd]" || name.starts_with("pidfd:["))
+}
+
+fn names(descriptor: &impl AsRawFd, is: impl Fn(&str) -> bool) -> bool {
+    let name = std::fs::read_link(format!("/proc/self/fd/{}", descriptor.as_raw_fd()));
+    name.is_ok_and(|name| name.to_str().is_some_and(is))
+}
 
 impl Link {
     /// The process at the other end.
@@ -155,7 +246,8 @@ impl Link {
         if sent < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
     }
 
-    /// Receives a message if one is there, or comes within `patience`. An end of file is an `UnexpectedEof` error.
+    /// Receives a message if one is there, or comes within `patience`. An end of file is an `UnexpectedEof` error; a message with
+    /// descriptors that a client has no reason to send is an `InvalidData` error.
     pub fn receive(&self, patience: Duration) -> io::Result<Option<Received>> {
         let mut poll = libc::pollfd { fd: self.as_raw_fd(), events: libc::POLLIN, revents: 0 };
         // SAFETY: one pollfd.
@@ -163,8 +255,8 @@ impl Link {
             return Ok(None);
         }
         let mut words = [0u64; MAX_WORDS];
-        let mut control: Control = [0; 8];
-        const { assert!(size_of::<Control>() >= 16 + MAX_DESCRIPTORS * size_of::<RawFd>()) };
+        let mut control: LargestControl = [0; 2 + KERNEL_MAX_DESCRIPTORS.div_ceil(2)];
+        const { assert!(size_of::<LargestControl>() >= 16 + KERNEL_MAX_DESCRIPTORS * size_of::<RawFd>()) };
         let mut buffer = libc::iovec { iov_base: words.as_mut_ptr().cast(), iov_len: size_of_val(&words) };
         let mut received = Received::default();
         // SAFETY: the header points to the buffer and the control space, which outlive the call; control messages are
@@ -174,7 +266,7 @@ impl Link {
             header.msg_iov = &raw mut buffer;
             header.msg_iovlen = 1;
             header.msg_control = control.as_mut_ptr().cast();
-            header.msg_controllen = size_of::<Control>();
+            header.msg_controllen = size_of::<LargestControl>();
             let flags = libc::MSG_CMSG_CLOEXEC | libc::MSG_DONTWAIT;
             let bytes = libc::recvmsg(self.as_raw_fd(), &raw mut header, flags);
             if bytes >= 0 {
@@ -194,6 +286,11 @@ impl Link {
         match bytes {
             0 => Err(io::ErrorKind::UnexpectedEof.into()),
             1.. => {
+                let descriptors = &received.descriptors;
+                let wanted = descriptors.iter().all(|descriptor| is_userfaultfd(descriptor) || is_pidfd(descriptor));
+                if !wanted || descriptors.len() > MAX_DESCRIPTORS {
+                    return Err(io::ErrorKind::InvalidData.into());
+                }
                 received.words = words[..bytes as usize / size_of::<u64>()].to_vec();
                 Ok(Some(received))
             }
@@ -202,5 +299,76 @@ impl Link {
                 error => Err(error),
             },
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+    use std::net::{TcpListener, TcpStream};
+    use std::os::fd::OwnedFd;
+    use std::time::Instant;
+
+    use super::*;
+
+    fn pair() -> (Link, Link) {
+        let mut ends = [0; 2];
+        // SAFETY: room for two descriptors, which are fresh.
+        let [one, other] = unsafe {
+            crate::sys::check(libc::socketpair(libc::AF_UNIX, libc::SOCK_SEQPACKET, 0, ends.as_mut_ptr())).unwrap();
+            ends.map(|end| Link(ManuallyDrop::new(OwnedFd::from_raw_fd(end))))
+        };
+        (one, other)
+    }
+
+    /// A connection whose last close waits 20 seconds for a peer that does not read, and that peer.
+    fn lingering() -> (TcpStream, TcpStream) {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let (peer, _) = listener.accept().unwrap();
+        let linger = libc::linger { l_onoff: 1, l_linger: 20 };
+        let (from, len) = ((&raw const linger).cast(), size_of_val(&linger) as libc::socklen_t);
+        // SAFETY: the structure is as long as said.
+        unsafe {
+            let set = libc::setsockopt(stream.as_raw_fd(), libc::SOL_SOCKET, libc::SO_LINGER, from, len);
+            crate::sys::check(set).unwrap();
+        }
+        stream.set_nonblocking(true).unwrap();
+        while (&stream).write(&[0; 65536]).is_ok() {}
+        (stream, peer)
+    }
+
+    #[test]
+    fn a_socket_that_lingers_is_refused_and_holds_no_thread_that_receives() {
+        let (manager, client) = pair();
+        let (stream, _peer) = lingering();
+        client.send(&[1], Some(stream.as_raw_fd())).unwrap();
+        drop(stream);
+        let started = Instant::now();
+        let refused = manager.receive(Duration::from_secs(1)).expect_err("no descriptor of a client's");
+        assert_eq!(refused.kind(), io::ErrorKind::InvalidData);
+        assert!(started.elapsed() < Duration::from_secs(5), "{:?}", started.elapsed());
+    }
+
+    #[test]
+    fn an_unread_message_holds_no_thread_that_drops_its_connection() {
+        let (manager, client) = pair();
+        let (stream, _peer) = lingering();
+        client.send(&[1], Some(stream.as_raw_fd())).unwrap();
+        drop(stream);
+        let started = Instant::now();
+        drop(manager);
+        assert!(client.receive(Duration::from_secs(5)).is_err(), "the peer sees the end");
+        assert!(started.elapsed() < Duration::from_secs(4), "{:?}", started.elapsed());
+    }
+
+    #[test]
+    fn a_process_handle_is_received() {
+        let (manager, client) = pair();
+        let own = crate::sys::process::PidFd::open(std::process::id() as i32).unwrap();
+        client.send(&[1, 2], Some(own.as_raw_fd())).unwrap();
+        let received = manager.receive(Duration::from_secs(1)).unwrap().unwrap();
+        assert_eq!((&received.words[..], received.descriptors.len()), (&[1, 2][..], 1));
+        assert!(is_pidfd(&received.descriptors[0]) && !is_userfaultfd(&received.descriptors[0]));
     }
 }

@@ -7,21 +7,49 @@
 
 use std::io;
 
+use uzswap_engine::PAGE_SIZE;
+
 /// Locks all memory of the manager, present and future, as it gets touched: the manager never pages itself.
 ///
-/// Refused where the limit on locked memory is finite and binding: once over it, every allocation would fail.
+/// Refused where the limit on locked memory is finite and binding: once over it, every allocation would fail. The kernel exempts
+/// CAP_IPC_LOCK from the limit, not a user: root in a container has the one without the other.
 pub fn lock_all() -> io::Result<()> {
-    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
-    // SAFETY: one structure. geteuid has no arguments.
-    let bound = unsafe {
-        super::check(libc::getrlimit(libc::RLIMIT_MEMLOCK, &raw mut limit))?;
-        limit.rlim_cur != libc::RLIM_INFINITY && libc::geteuid() != 0
-    };
-    if bound {
-        return Err(io::ErrorKind::PermissionDenied.into());
+    if let Some(limit) = lock_limit()? {
+        let text = format!("at most {} KiB can be locked, and CAP_IPC_LOCK is missing", limit >> 10);
+        return Err(io::Error::new(io::ErrorKind::PermissionDenied, text));
     }
+    let unlimited = libc::rlimit { rlim_cur: libc::RLIM_INFINITY, rlim_max: libc::RLIM_INFINITY };
+    // With the capability but a finite limit this may be refused, and need not succeed.
+    // SAFETY: one structure; the other call has no pointers.
+    unsafe { libc::setrlimit(libc::RLIMIT_MEMLOCK, &raw const unlimited) };
     // SAFETY: no pointers.
     super::check(unsafe { libc::mlockall(libc::MCL_CURRENT | libc::MCL_FUTURE | libc::MCL_ONFAULT) }).map(drop)
+}
+
+/// Returns how many bytes this process can lock; `None` if there is no limit for it.
+///
+/// A capability that `/proc` shows may count in a user namespace only, where the limit binds all the same. So more than the limit
+/// is locked on trial, without touching it.
+pub fn lock_limit() -> io::Result<Option<u64>> {
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: one structure.
+    super::check(unsafe { libc::getrlimit(libc::RLIMIT_MEMLOCK, &raw mut limit) })?;
+    // The limit in effect may be raised to the other, which `lock_all` does.
+    if limit.rlim_max == libc::RLIM_INFINITY {
+        return Ok(None);
+    }
+    let (len, flags) =
+        (limit.rlim_max as usize + PAGE_SIZE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE);
+    // SAFETY: a fresh mapping, which is gone again before the call returns; it has no contents.
+    unsafe {
+        let mapping = libc::mmap(std::ptr::null_mut(), len, libc::PROT_NONE, flags, -1, 0);
+        if mapping == libc::MAP_FAILED {
+            return Ok(Some(limit.rlim_max));
+        }
+        let locked = libc::mlock2(mapping, len, libc::MLOCK_ONFAULT as _) == 0;
+        libc::munmap(mapping, len);
+        Ok((!locked).then_some(limit.rlim_max))
+    }
 }
 
 /// Raises the limit on open descriptors as far as it goes: the manager holds several for each process. Gives the one before.

@@ -9,42 +9,144 @@ use std::fs::File;
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::fs::FileExt;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+use uzswap_proto::Nonce;
 
 use crate::PAGE;
 use crate::range::Range;
 
-/// Reads `buffer.len()` bytes of process `pid` from the addresses in `from`, one after another; gives the bytes read,
-/// which are fewer only if an address could not be read.
-pub fn read_memory(pid: i32, from: &[Range], buffer: &mut [u8]) -> io::Result<usize> {
-    let remote: Vec<libc::iovec> =
-        from.iter().map(|r| libc::iovec { iov_base: r.start as *mut _, iov_len: r.len() as usize }).collect();
-    let mut done = 0;
-    // The kernel takes 1024 ranges at once.
-    for ranges in remote.chunks(1024) {
-        let len: usize = ranges.iter().map(|r| r.iov_len).sum();
-        let to = &mut buffer[done..done + len];
-        let local = libc::iovec { iov_base: to.as_mut_ptr().cast(), iov_len: len };
-        // SAFETY: the local buffer is a slice of ours; the remote addresses are the other process's affair.
-        let read = unsafe { libc::process_vm_readv(pid, &raw const local, 1, ranges.as_ptr(), ranges.len() as u64, 0) };
-        if read < 0 {
-            return Err(io::Error::last_os_error());
-        }
-        done += read as usize;
-        if read as usize != len {
-            break;
-        }
-    }
-    Ok(done)
+/// The memory that a process had when this was opened, whatever the process executes later.
+///
+/// A process id does not name a memory: the process may execute a setuid program at any time. So single pages are read through
+/// a descriptor that stays with the memory, and larger pieces by the id, together with a number that was written through the
+/// descriptor just before: another memory does not have it.
+#[derive(Debug)]
+pub struct Memory {
+    pid: i32,
+    file: File,
+    /// A page of the agent's, where nobody else reads or writes: room for many numbers, so that threads do not share one.
+    proof: u64,
+    /// Numbers written.
+    challenges: AtomicU64,
 }
 
-/// The NUMA node of each page of process `pid`; an error if one is not there.
-pub fn nodes_of(pid: i32, pages: &[u64]) -> io::Result<Vec<u8>> {
+impl Memory {
+    /// Opens the memory of process `pid`. `proof` is a page in it that will be present.
+    pub fn open(pid: i32, proof: u64) -> io::Result<Memory> {
+        let file = File::options().read(true).write(true).open(format!("/proc/{pid}/mem"))?;
+        Ok(Memory { pid, file, proof, challenges: AtomicU64::new(0) })
+    }
+
+    /// Whether this number is at `address`.
+    pub fn has(&self, nonce: Nonce, address: u64) -> bool {
+        let mut found = [0; size_of::<Nonce>()];
+        self.file.read_exact_at(&mut found, address).is_ok() && found == bytes_of(nonce)
+    }
+
+    /// Whether process `pid` has this memory, now.
+    ///
+    /// # Errors
+    /// One of them is gone, or may not be looked at.
+    pub fn is_of(&self, pid: i32) -> io::Result<bool> {
+        let (nonce, address) = self.challenge()?;
+        Ok(Memory::open(pid, self.proof)?.has(nonce, address))
+    }
+
+    /// Writes a new number into the proof page; gives it, and where it is.
+    fn challenge(&self) -> io::Result<(Nonce, u64)> {
+        const ROOM: u64 = PAGE / size_of::<Nonce>() as u64;
+        let nonce = nonce()?;
+        let address = self.proof + self.challenges.fetch_add(1, Relaxed) % ROOM * size_of::<Nonce>() as u64;
+        self.file.write_all_at(&bytes_of(nonce), address)?;
+        Ok((nonce, address))
+    }
+
+    /// Reads `buffer.len()` bytes from the addresses in `from`, one after another.
+    ///
+    /// # Errors
+    /// An address cannot be read, or the process has another memory by now.
+    pub fn read(&self, from: &[Range], buffer: &mut [u8]) -> io::Result<()> {
+        // Of so few pages a descriptor is quicker.
+        const FEW: usize = 2 * PAGE as usize;
+        if buffer.len() > FEW {
+            match self.read_at_once(from, buffer) {
+                // The process with that id is gone; others may have its memory still.
+                Err(error) if error.raw_os_error() == Some(libc::ESRCH) => {}
+                result => return result,
+            }
+        }
+        let mut rest = buffer;
+        for range in from {
+            let (part, after) = rest.split_at_mut(range.len() as usize);
+            self.file.read_exact_at(part, range.start)?;
+            rest = after;
+        }
+        Ok(())
+    }
+
+    fn read_at_once(&self, from: &[Range], buffer: &mut [u8]) -> io::Result<()> {
+        // The kernel takes 1024 ranges at once, of which one is the proof.
+        const AT_ONCE: usize = 1023;
+        let mut done = 0;
+        for ranges in from.chunks(AT_ONCE) {
+            let (nonce, address) = self.challenge()?;
+            let mut found = [0u8; size_of::<Nonce>()];
+            let proof = Range::sized(address, found.len() as u64);
+            let to_iovec = |r: &Range| libc::iovec { iov_base: r.start as *mut _, iov_len: r.len() as usize };
+            let remote: Vec<libc::iovec> = ranges.iter().chain([&proof]).map(to_iovec).collect();
+            let len: usize = ranges.iter().map(|r| r.len() as usize).sum();
+            let data = &mut buffer[done..done + len];
+            let local = [
+                libc::iovec { iov_base: data.as_mut_ptr().cast(), iov_len: len },
+                libc::iovec { iov_base: found.as_mut_ptr().cast(), iov_len: found.len() },
+            ];
+            // SAFETY: the local buffers are a slice of ours and an array on this stack; the remote addresses are the other
+            // process's affair.
+            let read =
+                unsafe { libc::process_vm_readv(self.pid, local.as_ptr(), 2, remote.as_ptr(), remote.len() as u64, 0) };
+            if read < 0 {
+                return Err(io::Error::last_os_error());
+            }
+            if read as usize != len + found.len() || found != bytes_of(nonce) {
+                data.fill(0);
+                return Err(io::Error::new(io::ErrorKind::PermissionDenied, "the process has another memory"));
+            }
+            done += len;
+        }
+        Ok(())
+    }
+}
+
+/// A fresh random number.
+pub fn nonce() -> io::Result<Nonce> {
+    Ok([super::job::random()?, super::job::random()?])
+}
+
+fn bytes_of(nonce: Nonce) -> [u8; size_of::<Nonce>()] {
+    let mut bytes = [0; size_of::<Nonce>()];
+    bytes[..8].copy_from_slice(&nonce[0].to_ne_bytes());
+    bytes[8..].copy_from_slice(&nonce[1].to_ne_bytes());
+    bytes
+}
+
+/// A page that begins with these words.
+pub fn page_of(words: &[u64]) -> [u8; PAGE as usize] {
+    let mut page = [0; PAGE as usize];
+    for (bytes, word) in page.chunks_exact_mut(8).zip(words) {
+        bytes.copy_from_slice(&word.to_ne_bytes());
+    }
+    page
+}
+
+/// Returns the NUMA node of each page of process `pid`; None for a page that is not there.
+pub fn nodes_of(pid: i32, pages: &[u64]) -> io::Result<Vec<Option<u8>>> {
     let mut nodes = vec![-libc::ENOENT; pages.len()];
     // SAFETY: as many addresses as results; no nodes to move to, so that nothing moves.
     let result =
         unsafe { libc::syscall(libc::SYS_move_pages, pid, pages.len(), pages.as_ptr(), 0, nodes.as_mut_ptr(), 0) };
     super::check(result as libc::c_int)?;
-    nodes.into_iter().map(|node| u8::try_from(node).map_err(|_| io::ErrorKind::NotFound.into())).collect()
+    Ok(nodes.into_iter().map(|node| u8::try_from(node).ok()).collect())
 }
 
 /// How many NUMA nodes have memory: the highest number, plus one.
@@ -97,6 +199,27 @@ pub fn runs_besides(pid: i32, others: &[u32]) -> bool {
     })
 }
 
+/// Whether process `pid` is on its way out, with all its threads.
+pub fn is_exiting(pid: i32) -> bool {
+    const PF_EXITING: u64 = 4;
+    let Ok(threads) = std::fs::read_dir(format!("/proc/{pid}/task")) else { return true };
+    threads.flatten().all(|thread| {
+        let text = std::fs::read_to_string(thread.path().join("stat")).unwrap_or_default();
+        // The name before may hold anything.
+        let flags = text.rsplit_once(')').and_then(|(_, rest)| rest.split_ascii_whitespace().nth(6));
+        flags.and_then(|flags| flags.parse::<u64>().ok()).is_none_or(|flags| flags & PF_EXITING != 0)
+    })
+}
+
+/// Whether process `pid` has executed a program since it was forked. True if that cannot be told.
+pub fn has_executed(pid: i32) -> bool {
+    const PF_FORKNOEXEC: u64 = 0x40;
+    let text = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    // The name before may hold anything.
+    let flags = text.rsplit_once(')').and_then(|(_, rest)| rest.split_ascii_whitespace().nth(6));
+    flags.and_then(|flags| flags.parse::<u64>().ok()).is_none_or(|flags| flags & PF_FORKNOEXEC == 0)
+}
+
 /// A handle on a process that is not fooled by its number being used again.
 #[derive(Debug)]
 pub struct PidFd(OwnedFd);
@@ -136,6 +259,23 @@ impl PidFd {
         super::check(result as libc::c_int).map(drop)
     }
 
+    /// The status of the process as wait(2) gives it. `None` until its parent has waited for it, and before Linux 6.15.
+    pub fn wait_status(&self) -> Option<i32> {
+        /// `PIDFD_GET_INFO` for a structure of 64 bytes, the first version of it.
+        const PIDFD_GET_INFO: libc::c_ulong = 0xc040_ff0b;
+        const INFO_EXIT: u64 = 1 << 3;
+        const EXIT_CODE: usize = 60;
+        let mut info = [0u64; 8];
+        info[0] = INFO_EXIT;
+        // SAFETY: the structure is as long as the number of the call says; the kernel writes no more.
+        let result = unsafe { libc::ioctl(self.as_raw_fd(), PIDFD_GET_INFO, info.as_mut_ptr()) };
+        if result != 0 || info[0] & INFO_EXIT == 0 {
+            return None;
+        }
+        let bytes: Vec<u8> = info.iter().flat_map(|word| word.to_ne_bytes()).collect();
+        Some(i32::from_ne_bytes(bytes[EXIT_CODE..].try_into().ok()?))
+    }
+
     /// Whether the process has ended.
     pub fn has_ended(&self) -> bool {
         let mut poll = libc::pollfd { fd: self.as_raw_fd(), events: libc::POLLIN, revents: 0 };
@@ -155,6 +295,12 @@ pub fn share_memory(one: i32, other: i32) -> io::Result<bool> {
 /// Which pages of a process are present.
 #[derive(Debug)]
 pub struct Pagemap(File);
+
+impl AsRawFd for Pagemap {
+    fn as_raw_fd(&self) -> RawFd {
+        self.0.as_raw_fd()
+    }
+}
 
 /// What a search for pages has found.
 #[derive(Debug)]
@@ -271,11 +417,32 @@ mod tests {
     }
 
     #[test]
+    fn memory_is_read_from_the_process_that_it_was_opened_of() {
+        let mut memory = vec![7u8; 16 * PAGE as usize];
+        let first = (memory.as_ptr() as u64).next_multiple_of(PAGE);
+        let last = first + 8 * PAGE;
+        let own = std::process::id() as i32;
+        let handle = Memory::open(own, last).unwrap();
+        assert!(handle.is_of(own).unwrap());
+        assert!(!handle.is_of(1).unwrap_or(false), "another process has another memory");
+        for pages in [1, 2, 3, 8] {
+            let mut data = vec![0; pages * PAGE as usize];
+            handle.read(&[Range::sized(first, data.len() as u64)], &mut data).unwrap();
+            assert!(data.iter().all(|&byte| byte == 7), "{pages} pages");
+        }
+        let elsewhere = Memory { pid: 1, ..handle };
+        let mut data = vec![9; 4 * PAGE as usize];
+        assert!(elsewhere.read(&[Range::sized(first, data.len() as u64)], &mut data).is_err());
+        assert!(data.iter().all(|&byte| byte != 7));
+        memory.clear();
+    }
+
+    #[test]
     fn the_kernel_tells_the_node_of_a_page_that_is_there() {
         let memory = vec![1u8; 2 * PAGE as usize];
         let page = (memory.as_ptr() as u64).next_multiple_of(PAGE);
-        let nodes = nodes_of(std::process::id() as i32, &[page]).unwrap();
-        assert!(usize::from(nodes[0]) < memory_nodes());
-        assert!(nodes_of(std::process::id() as i32, &[0]).is_err(), "nothing is there");
+        let nodes = nodes_of(std::process::id() as i32, &[page, 0, page]).unwrap();
+        assert!(nodes[0].is_some_and(|node| usize::from(node) < memory_nodes()));
+        assert_eq!(nodes[1..], [None, nodes[0]], "a page that is not there costs no other its node");
     }
 }

@@ -55,7 +55,7 @@ fn read_at_once(ring: &mut IoUring, file: &File, reads: &mut [ReadAt<'_>]) -> io
             && !matches!(error.raw_os_error(), Some(libc::EINTR | libc::EAGAIN | libc::EBUSY))
         {
             // The kernel may write to memory that would soon be another's.
-            eprintln!("uzswap: error: reads of the swap file cannot be waited for: {error}");
+            crate::log::log(&format!("uzswap: error: reads of the swap file cannot be waited for: {error}"));
             std::process::abort();
         }
         for answer in ring.completion() {

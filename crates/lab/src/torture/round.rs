@@ -1,0 +1,328 @@
+//! One round: starts its processes, disturbs them, waits for their end, and judges what they leave.
+
+use std::fs::{self, File};
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use rustix::process::{Pid, Signal, kill_process};
+
+use super::Counts;
+use super::plan::{COMPRESSORS, Plan, Random, Strike, Swap, ZPOOLS};
+use super::traces::{MARK, Part, Traced, descriptors, files_of, marked, what_they_do};
+use crate::program::{Interrupt, Scratch};
+
+/// How long a job may take beyond its time: machines are slow under pressure.
+const PATIENCE: Duration = Duration::from_secs(60);
+/// How long anything of a job may be there after its end.
+const GONE_WITHIN: Duration = Duration::from_secs(10);
+/// How long a daemon may take to begin or to stop.
+const DAEMON_WITHIN: Duration = Duration::from_secs(20);
+/// Between two disturbances.
+const PAUSE: Duration = Duration::from_millis(100);
+/// Statuses that nothing excuses: wrong bytes, failed checks, and signals that only a defect sends.
+const NEVER: [i32; 7] = [2, 3, 4, 5, 128 + 6, 128 + 7, 128 + 11];
+
+struct Round<'a> {
+    plan: &'a Plan,
+    mark: String,
+    directory: PathBuf,
+    jobs: Vec<Child>,
+    daemon: Option<Child>,
+    /// Every process that was seen.
+    seen: Vec<u32>,
+    struck: bool,
+}
+
+impl Drop for Round<'_> {
+    fn drop(&mut self) {
+        for _ in 0..100 {
+            let left = marked(&self.mark);
+            if left.is_empty() {
+                break;
+            }
+            left.iter().for_each(|process| send(process.id, Signal::KILL));
+            sleep(Duration::from_millis(50));
+        }
+        for child in self.jobs.iter_mut().chain(&mut self.daemon) {
+            // Both fail if it has ended.
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
+}
+
+/// Runs a round; the error says what went wrong.
+pub(crate) fn run(
+    plan: &Plan,
+    victim: &Path,
+    scratch: &Scratch,
+    interrupt: &Interrupt,
+    counts: &mut Counts,
+) -> Result<()> {
+    let directory = scratch.path().join(format!("round-{}", plan.seed));
+    fs::create_dir(&directory)?;
+    let mark = format!("{}-{}", std::process::id(), plan.seed);
+    let mut round = Round { plan, mark, directory, jobs: Vec::new(), daemon: None, seen: Vec::new(), struck: false };
+    let before = if plan.daemon { round.start_daemon()? } else { 0 };
+    for number in 0..plan.programs {
+        let job = round.start_job(number, victim)?;
+        round.jobs.push(job);
+    }
+    round.disturb(interrupt)?;
+    round.await_jobs(interrupt)?;
+    round.judge(counts)?;
+    if plan.daemon {
+        round.stop_daemon(before)?;
+    }
+    round.await_nothing()?;
+    let left = files_of(&round.seen);
+    if !left.is_empty() {
+        bail!("files left behind: {}", left.join(", "));
+    }
+    fs::remove_dir_all(&round.directory)?;
+    Ok(())
+}
+
+impl Round<'_> {
+    fn uzswap(&self, name: &str) -> Result<Command> {
+        let mut command = Command::new(std::env::current_exe().context("cannot find uzswap itself")?);
+        let file = |kind: &str| File::create(self.directory.join(format!("{name}.{kind}")));
+        command.env(MARK, &self.mark).env("UZSWAP_VERIFY", "1").process_group(0);
+        command.stdin(Stdio::null()).stdout(file("out")?).stderr(file("err")?);
+        Ok(command)
+    }
+
+    fn text(&self, name: &str, kind: &str) -> String {
+        let bytes = fs::read(self.directory.join(format!("{name}.{kind}"))).unwrap_or_default();
+        String::from_utf8_lossy(&bytes).into_owned()
+    }
+
+    fn socket(&self, number: u64) -> PathBuf {
+        self.directory.join(if self.plan.daemon { "daemon.sock".to_owned() } else { format!("job-{number}.sock") })
+    }
+
+    /// The settings of a manager.
+    fn settings(&self, limit: u64) -> Vec<String> {
+        let plan = self.plan;
+        let mut words = vec!["--memory-max".to_owned(), limit.to_string()];
+        words.extend(["--compressor", plan.compressor, "--zpool", plan.zpool].map(str::to_owned));
+        match plan.swap {
+            Swap::Roomy => {}
+            Swap::Tiny => words.extend(["--swap-size".to_owned(), "2M".to_owned()]),
+            Swap::None => words.push("--no-swap".to_owned()),
+        }
+        words
+    }
+
+    /// Returns how many descriptors the manager has to begin with.
+    fn start_daemon(&mut self) -> Result<usize> {
+        let mut command = self.uzswap("daemon")?;
+        command.arg("daemon").arg("--socket").arg(self.socket(0));
+        command.args(self.settings(self.plan.limit * self.plan.programs));
+        self.daemon = Some(command.spawn().context("cannot run uzswap daemon")?);
+        let end = Instant::now() + DAEMON_WITHIN;
+        while !self.socket(0).exists() {
+            if Instant::now() > end {
+                bail!("the daemon does not begin: {}", self.text("daemon", "err"));
+            }
+            sleep(Duration::from_millis(20));
+        }
+        sleep(Duration::from_millis(200));
+        Ok(self.manager_descriptors().unwrap_or_default())
+    }
+
+    fn manager_descriptors(&self) -> Option<usize> {
+        let manager = marked(&self.mark).into_iter().find(|process| process.part == Part::Manager)?;
+        Some(descriptors(manager.id))
+    }
+
+    fn start_job(&self, number: u64, victim: &Path) -> Result<Child> {
+        let plan = self.plan;
+        let mut command = self.uzswap(&format!("job-{number}"))?;
+        command.arg("run");
+        if plan.daemon {
+            command.arg("--connect").arg("--socket").arg(self.socket(number));
+            command.args(["--memory-max", &plan.limit.to_string()]);
+        } else {
+            command.arg("--control").arg(self.socket(number)).args(self.settings(plan.limit));
+        }
+        command.arg("--").arg(victim).args([&(plan.seed + number).to_string(), &plan.seconds.to_string()]);
+        command.arg(plan.data.to_string()).arg(&self.directory).arg(&plan.without);
+        command.spawn().context("cannot run uzswap run")
+    }
+
+    /// Changes, stops and kills until the programs' time is up.
+    fn disturb(&mut self, interrupt: &Interrupt) -> Result<()> {
+        let mut random = self.plan.random.clone();
+        let start = Instant::now();
+        while start.elapsed() < Duration::from_secs(self.plan.seconds) {
+            interrupt.check()?;
+            sleep(PAUSE);
+            let processes = marked(&self.mark);
+            self.seen.extend(processes.iter().map(|process| process.id));
+            if self.plan.strike != Strike::Nothing && !self.struck && start.elapsed() >= self.plan.strike_at {
+                self.strike(&processes, &mut random);
+            } else if self.plan.stops && !processes.is_empty() && random.below(4) == 0 {
+                let one = processes[random.below(processes.len() as u64) as usize];
+                send(one.id, Signal::STOP);
+                sleep(Duration::from_millis(random.below(200)));
+                send(one.id, Signal::CONT);
+            } else if !self.struck {
+                self.change(&mut random)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn strike(&mut self, processes: &[Traced], random: &mut Random) {
+        let plan = self.plan;
+        let hit = |process: &Traced, random: &mut Random| match plan.strike {
+            Strike::Nothing => false,
+            Strike::Program => process.part == Part::Program,
+            Strike::Worker => process.part == Part::Worker,
+            Strike::Front => process.part == Part::Front,
+            Strike::Manager => process.part == Part::Manager,
+            Strike::Subset => random.below(2) == 0,
+        };
+        let mut chosen: Vec<_> = processes.iter().filter(|process| hit(process, random)).collect();
+        let fronts = |list: &[&Traced]| list.iter().any(|process| process.part == Part::Front);
+        let managers = |list: &[&Traced]| list.iter().any(|process| process.part == Part::Manager);
+        if plan.spare_one_guard && fronts(&chosen) && managers(&chosen) {
+            chosen.retain(|process| !matches!(process.part, Part::Worker | Part::Front));
+        }
+        self.struck = !chosen.is_empty();
+        chosen.iter().for_each(|process| send(process.id, Signal::KILL));
+    }
+
+    /// Writes a control file with a random value. A refusal is no failure: the manager may be about to end.
+    fn change(&self, random: &mut Random) -> Result<()> {
+        let number = random.below(self.plan.programs);
+        let limit = self.plan.limit;
+        let (path, value) = match random.below(9) {
+            0 | 1 => ("parameters/compressor", random.one_of(&COMPRESSORS).to_owned()),
+            2 => ("parameters/zpool", random.one_of(&ZPOOLS).to_owned()),
+            3 => ("cgroup/memory.max", (limit + random.below(limit)).to_string()),
+            4 => ("cgroup/memory.high", (limit / 2 + random.below(limit)).to_string()),
+            5 => ("parameters/shrinker_enabled", random.one_of(&["Y", "N"]).to_owned()),
+            6 => ("parameters/accept_threshold_percent", (50 + random.below(50)).to_string()),
+            7 => ("parameters/max_pool_percent", (1 + random.below(30)).to_string()),
+            _ => ("cgroup/memory.reclaim", (random.below(limit / 2)).to_string()),
+        };
+        let mut command = self.uzswap("set")?;
+        command.env_remove(MARK).env_remove("UZSWAP_VERIFY");
+        command.args(["set", path, &value]).arg("--socket").arg(self.socket(number)).stderr(Stdio::null());
+        let mut child = command.spawn().context("cannot run uzswap set")?;
+        let end = Instant::now() + PATIENCE;
+        while child.try_wait()?.is_none() {
+            if Instant::now() > end {
+                child.kill()?;
+                child.wait()?;
+                bail!("uzswap set {path} {value} does not end\n{}", what_they_do(&marked(&self.mark)));
+            }
+            sleep(Duration::from_millis(5));
+        }
+        Ok(())
+    }
+
+    fn await_jobs(&mut self, interrupt: &Interrupt) -> Result<()> {
+        let end = Instant::now() + PATIENCE;
+        loop {
+            interrupt.check()?;
+            let mut running = false;
+            for job in &mut self.jobs {
+                running |= job.try_wait()?.is_none();
+            }
+            if !running {
+                return Ok(());
+            }
+            if Instant::now() > end {
+                bail!("HANG: a job does not end\n{}", what_they_do(&marked(&self.mark)));
+            }
+            sleep(Duration::from_millis(20));
+        }
+    }
+
+    /// Judges statuses and words, and adds up what the programs have done.
+    fn judge(&mut self, counts: &mut Counts) -> Result<()> {
+        let tight = self.plan.swap != Swap::Roomy;
+        for number in 0..self.jobs.len() {
+            let status = self.jobs[number].wait()?;
+            let code = status.code().unwrap_or_else(|| 128 + status.signal().unwrap_or_default());
+            let name = format!("job-{number}");
+            let (said, words) = (self.text(&name, "out"), self.text(&name, "err"));
+            let last =
+                words.lines().rev().take(12).collect::<Vec<_>>().into_iter().rev().collect::<Vec<_>>().join("\n");
+            if ["MISMATCH", "FAILED", "panicked"].iter().any(|word| words.contains(word)) || NEVER.contains(&code) {
+                bail!("{name} ended with status {code}:\n{last}");
+            }
+            let explained = code == 0 || self.struck || tight && code == 137 && words.contains("uzswap:");
+            if !explained {
+                bail!("{name} ended with status {code}, and nothing was killed:\n{last}");
+            }
+            for line in said.lines() {
+                let mut parts = line.split(' ');
+                let (Some(name), Some(done), Some(refused)) = (parts.next(), parts.next(), parts.next()) else {
+                    continue;
+                };
+                let sum = counts.entry(name.to_owned()).or_default();
+                *sum = (sum.0 + done.parse::<u64>()?, sum.1 + refused.parse::<u64>()?);
+            }
+        }
+        Ok(())
+    }
+
+    /// Stops the daemon, which must have as many descriptors as in the beginning, and must end with status 0.
+    fn stop_daemon(&mut self, before: usize) -> Result<()> {
+        let end = Instant::now() + GONE_WITHIN;
+        // Jobs leave with a moment's delay.
+        while self.plan.check_descriptors && !self.struck && self.manager_descriptors().is_some_and(|now| now > before)
+        {
+            if Instant::now() > end {
+                bail!("the manager had {before} descriptors and has {:?}", self.manager_descriptors());
+            }
+            sleep(Duration::from_millis(50));
+        }
+        let Some(daemon) = &mut self.daemon else { return Ok(()) };
+        send(daemon.id(), Signal::TERM);
+        let end = Instant::now() + DAEMON_WITHIN;
+        let status = loop {
+            if let Some(status) = daemon.try_wait()? {
+                break status;
+            }
+            if Instant::now() > end {
+                bail!("HANG: the daemon does not stop\n{}", what_they_do(&marked(&self.mark)));
+            }
+            sleep(Duration::from_millis(20));
+        };
+        let words = self.text("daemon", "err");
+        if words.contains("panicked") || !(status.success() || self.struck) {
+            bail!("the daemon ended with {status}:\n{words}");
+        }
+        Ok(())
+    }
+
+    fn await_nothing(&self) -> Result<()> {
+        let end = Instant::now() + GONE_WITHIN;
+        loop {
+            let left = marked(&self.mark);
+            if left.is_empty() {
+                return Ok(());
+            }
+            if Instant::now() > end {
+                bail!("processes left behind\n{}", what_they_do(&left));
+            }
+            sleep(Duration::from_millis(20));
+        }
+    }
+}
+
+fn send(id: u32, signal: Signal) {
+    // It may have ended.
+    if let Some(id) = i32::try_from(id).ok().and_then(Pid::from_raw) {
+        let _ = kill_process(id, signal);
+    }
+}

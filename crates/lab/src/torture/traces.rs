@@ -1,0 +1,89 @@
+//! Which processes belong to a round, and what they do: by a marker in their environment, whatever their parents have become.
+
+use std::fmt::Write as _;
+use std::fs;
+
+/// Part of a job.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Part {
+    /// `uzswap run`, or the process that started a daemon.
+    Front,
+    Manager,
+    Worker,
+    Program,
+}
+
+/// A process of a round.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Traced {
+    pub id: u32,
+    pub part: Part,
+}
+
+/// The variable that marks the processes of a round.
+pub(crate) const MARK: &str = "UZSWAP_LAB_ROUND";
+
+/// Returns the live processes that bear the marker. A zombie has no environment.
+pub(crate) fn marked(mark: &str) -> Vec<Traced> {
+    let word = format!("{MARK}={mark}\0");
+    let own = fs::read_link("/proc/self/exe").ok();
+    let ids = fs::read_dir("/proc").into_iter().flatten().flatten();
+    let ids = ids.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
+    let ours = |id: &u32| {
+        let environment = fs::read(format!("/proc/{id}/environ")).unwrap_or_default();
+        environment.windows(word.len()).any(|window| window == word.as_bytes())
+    };
+    let part = |id| match fs::read_to_string(format!("/proc/{id}/comm")).unwrap_or_default().trim() {
+        "uzswap-manager" => Part::Manager,
+        name if name.starts_with("uzswap-agent") => Part::Worker,
+        _ if own.is_some() && fs::read_link(format!("/proc/{id}/exe")).ok() == own => Part::Front,
+        _ => Part::Program,
+    };
+    ids.filter(ours).map(|id| Traced { id, part: part(id) }).collect()
+}
+
+/// Returns where each task of these processes sits: the report on a hang.
+pub(crate) fn what_they_do(processes: &[Traced]) -> String {
+    let mut report = String::new();
+    for Traced { id, part } in processes {
+        let _ = writeln!(report, "process {id} ({part:?})");
+        for task in fs::read_dir(format!("/proc/{id}/task")).into_iter().flatten().flatten() {
+            let file = |name| fs::read_to_string(task.path().join(name)).unwrap_or_default();
+            let (status, stack, call) = (file("status"), file("stack"), file("syscall"));
+            let state = status.lines().find(|line| line.starts_with("State")).unwrap_or("State: gone");
+            let stack: Vec<&str> = stack.lines().filter_map(|line| line.split(' ').nth(1)).take(8).collect();
+            let name = task.file_name();
+            let _ = writeln!(
+                report,
+                "    task {} {}: {state}; system call {}; stack {}",
+                name.display(),
+                file("comm").trim(),
+                call.trim(),
+                stack.join(" < ")
+            );
+        }
+    }
+    report
+}
+
+/// Returns how many descriptors a process has, but for those of io_uring: a thread may come to have one at any time.
+pub(crate) fn descriptors(id: u32) -> usize {
+    let links = fs::read_dir(format!("/proc/{id}/fd")).into_iter().flatten().flatten();
+    let is_ring = |target: &std::path::Path| target.as_os_str() == "anon_inode:[io_uring]";
+    links.filter(|link| !fs::read_link(link.path()).is_ok_and(|target| is_ring(&target))).count()
+}
+
+/// Returns the files of uzswap in the places for temporary files whose names have one of these process ids in them.
+pub(crate) fn files_of(processes: &[u32]) -> Vec<String> {
+    let mut found = Vec::new();
+    for top in ["/tmp", "/var/tmp", "/dev/shm"] {
+        for entry in fs::read_dir(top).into_iter().flatten().flatten() {
+            let name = entry.file_name().to_string_lossy().into_owned();
+            let is_theirs = |id: &u32| name.split(|c: char| !c.is_ascii_digit()).any(|part| part == id.to_string());
+            if name.starts_with("uzswap") && !name.starts_with("uzswap-lab") && processes.iter().any(is_theirs) {
+                found.push(format!("{top}/{name}"));
+            }
+        }
+    }
+    found
+}

@@ -1,0 +1,316 @@
+//! Keeping the pages of debugged and of dumping processes in memory.
+//!
+//! The kernel serves no userfault for an access through `/proc/PID/mem` or ptrace: it fails with EIO. It serves none for a thread
+//! that dumps core, either: the page reads as zeros. So the pages have to be back before they are read.
+//!
+//! 1. A thread reads `/proc/PID/status` of every process, every [`PAUSE`].
+//! 2. A process that is found in the same tracing stop twice is being debugged. A tracer that only follows system calls
+//!    (strace) lets its process go on within microseconds, and reads memory by `process_vm_readv`, which waits for
+//!    userfaults. Held for its sake, the process would have no limit.
+//! 3. The process is held in: all of its pages are brought back, and none is evicted. What was brought back for that is not
+//!    charged: otherwise a debugger would drive the group over its limit, and its process to an OOM kill.
+//! 4. It is let go when its tracer has left; if all its stops were short, already [`GRACE`] after the last of them; and, while it
+//!    runs, as soon as its group is short of memory. So the limit holds for a process that grows under a debugger.
+//! 5. A process that dumps core is held in, too. The kernel writes the dump faster than pages come back, so pages may be missing
+//!    from it: one line says how many. A dump that is over before it is seen shows in the status of the process.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
+use uzswap_engine::PAGE_SIZE;
+use uzswap_vm::pager::Pager;
+use uzswap_vm::sys::{memory, thread};
+
+use crate::sessions::{Session, Sessions};
+
+/// How often to look, and the part of a processor that looking may take: one in so many.
+const PAUSE: Duration = Duration::from_millis(5);
+const SHARE: u32 = 64;
+
+/// The longest time between two looks.
+const LONGEST_PAUSE: Duration = Duration::from_millis(500);
+
+/// How often to look as long as nothing has been evicted from any process.
+const LONG_PAUSE: Duration = Duration::from_millis(50);
+
+/// Stops of a debugger that is used by a person, or reads symbols, are longer than this.
+const LONG_STOP: Duration = Duration::from_millis(100);
+
+/// How long a process is held in after a stop, if none was long.
+const GRACE: Duration = Duration::from_secs(1);
+
+/// How often the pages that are away are counted, for the line about a dump.
+const COUNT_INTERVAL: Duration = Duration::from_millis(100);
+
+/// How long to wait for the parent of a process that has ended.
+const PARENT_PATIENCE: Duration = Duration::from_secs(2);
+
+/// The bit of a wait status that tells of a core dump.
+const CORE_DUMPED: i32 = 0x80;
+
+/// Watches all processes for tracers and core dumps.
+pub struct Traced {
+    pager: Arc<Pager>,
+    sessions: Arc<Sessions>,
+    known: HashMap<u64, Known>,
+}
+
+/// What is known of a process.
+struct Known {
+    session: Arc<Session>,
+    /// The tracing stop that it was in at the last look, and since when.
+    stop: Option<(Stop, Instant)>,
+    held: Option<Held>,
+    /// A debugger was refused for want of memory, and this was said.
+    refused: bool,
+    /// The pages that were away, when last counted.
+    away: usize,
+    counted: Instant,
+    /// Its dump has been reported.
+    dumped: bool,
+    ended: Option<Instant>,
+}
+
+/// A process that is held in.
+struct Held {
+    last_stop: Instant,
+    /// Until the tracer leaves.
+    lasting: bool,
+}
+
+/// Tells one tracing stop of a thread from the next: a thread that was let run has been switched to.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Stop {
+    tracer: i32,
+    switches: u64,
+}
+
+/// What `/proc/PID/status` says.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Status {
+    tracer: i32,
+    in_tracing_stop: bool,
+    dumps_core: bool,
+    switches: u64,
+}
+
+impl Traced {
+    /// Nothing known yet.
+    pub fn new(pager: Arc<Pager>, sessions: Arc<Sessions>) -> Traced {
+        Traced { pager, sessions, known: HashMap::new() }
+    }
+
+    /// Looks until told to stop.
+    pub fn run(traced: &Mutex<Traced>, stop: &AtomicBool) {
+        while !stop.load(Relaxed) {
+            let start = thread::processor_time();
+            let pause = if traced.lock().look() { PAUSE } else { LONG_PAUSE };
+            let taken = thread::processor_time() - start;
+            // What takes long is not the look, but to bring pages back.
+            std::thread::sleep(pause.max((taken * (SHARE - 1)).min(LONGEST_PAUSE)));
+        }
+    }
+
+    /// Reports the dumps of processes that have ended since the last look. The manager is about to end.
+    pub fn look_back(&mut self) {
+        self.known.values_mut().for_each(|known| {
+            known.look_back();
+        });
+    }
+
+    /// Looks at all processes; tells whether there is one that something was evicted from.
+    fn look(&mut self) -> bool {
+        let live = self.sessions.all();
+        let ids: HashSet<u64> = live.iter().map(|session| session.id).collect();
+        for session in live {
+            self.known.entry(session.id).or_insert_with(|| Known::new(session));
+        }
+        let pager = &self.pager;
+        self.known.retain(|id, known| {
+            if ids.contains(id) {
+                known.look(pager);
+                return true;
+            }
+            known.look_back()
+        });
+        self.known.values().any(|known| known.session.space.is_tied())
+    }
+}
+
+impl Known {
+    fn new(session: Arc<Session>) -> Known {
+        let (stop, held, refused, away, dumped, ended) = Default::default();
+        Known { session, stop, held, refused, away, counted: Instant::now(), dumped, ended }
+    }
+
+    /// Looks at a process that lives.
+    fn look(&mut self, pager: &Pager) {
+        // Of a process that nothing was evicted from, a debugger sees all.
+        if self.held.is_none() && !self.session.space.is_tied() {
+            return;
+        }
+        let Some(status) = Status::of(self.session.pid) else { return };
+        if self.counted.elapsed() >= COUNT_INTERVAL {
+            self.away = pager.pages_away(&self.session.space);
+            self.counted = Instant::now();
+        }
+        if status.dumps_core {
+            return self.hold_for_dump(pager);
+        }
+        if status.tracer == 0 || is_own_thread(status.tracer) {
+            self.stop = None;
+            self.refused = false;
+            return self.let_go(pager);
+        }
+        let stop = Stop { tracer: status.tracer, switches: status.switches };
+        match &self.stop {
+            Some((last, since)) if status.in_tracing_stop && *last == stop => {
+                let long = since.elapsed() >= LONG_STOP;
+                self.hold_for_tracer(pager, status.tracer, long);
+            }
+            _ => {
+                self.stop = status.in_tracing_stop.then(|| (stop, Instant::now()));
+                let is_short = self.session.charge().path().any(|charge| charge.excess() > 0);
+                let over = |held: &Held| is_short || !held.lasting && held.last_stop.elapsed() > GRACE;
+                if self.held.as_ref().is_some_and(over) {
+                    self.let_go(pager);
+                }
+            }
+        }
+    }
+
+    fn hold_for_tracer(&mut self, pager: &Pager, tracer: i32, long: bool) {
+        if self.held.is_none() && !self.has_room(pager, tracer) {
+            return;
+        }
+        let held = self.hold(pager);
+        held.last_stop = Instant::now();
+        held.lasting |= long;
+        // What is late is asked for again at the next look.
+        if pager.pages_away(&self.session.space) > 0 {
+            pager.bring_back_space(&self.session.space);
+        }
+    }
+
+    /// Whether there is memory to bring all back; says so once if not.
+    fn has_room(&mut self, pager: &Pager, tracer: i32) -> bool {
+        let away = (pager.pages_away(&self.session.space) * PAGE_SIZE) as u64;
+        let available = memory::available().unwrap_or(u64::MAX);
+        if away <= available {
+            return true;
+        }
+        if !std::mem::replace(&mut self.refused, true) {
+            self.session.tenant.tell(&format!(
+                "warning: process {} is traced by {tracer}, but to bring back its {} MiB takes more than the {} MiB of memory that \
+                 are free; the tracer cannot read evicted pages",
+                self.session.pid,
+                away >> 20,
+                available >> 20
+            ));
+        }
+        false
+    }
+
+    fn hold(&mut self, pager: &Pager) -> &mut Held {
+        self.held.get_or_insert_with(|| {
+            pager.hold_in(&self.session.space, true);
+            Held { last_stop: Instant::now(), lasting: false }
+        })
+    }
+
+    fn let_go(&mut self, pager: &Pager) {
+        if self.held.take().is_some() {
+            pager.hold_in(&self.session.space, false);
+        }
+    }
+
+    fn hold_for_dump(&mut self, pager: &Pager) {
+        let away = pager.pages_away(&self.session.space);
+        if (away * PAGE_SIZE) as u64 <= memory::available().unwrap_or(u64::MAX) {
+            self.hold(pager);
+            pager.bring_back_space(&self.session.space);
+        }
+        self.report_dump(away);
+    }
+
+    /// Looks at a process that is no longer under management; tells whether to look again.
+    fn look_back(&mut self) -> bool {
+        if self.dumped || !self.session.pidfd.has_ended() {
+            return false;
+        }
+        if let Some(status) = self.session.pidfd.wait_status() {
+            if libc::WIFSIGNALED(status) && status & CORE_DUMPED != 0 {
+                self.report_dump(self.away);
+            }
+            return false;
+        }
+        self.ended.get_or_insert_with(Instant::now).elapsed() < PARENT_PATIENCE
+    }
+
+    fn report_dump(&mut self, away: usize) {
+        if away > 0 && !std::mem::replace(&mut self.dumped, true) {
+            self.session.tenant.tell(&format!(
+                "warning: the core dump of process {} may lack {:.1} MiB that were evicted, and show zeros there; gcore or gdb -p, \
+                 while it lives, show all",
+                self.session.pid,
+                (away * PAGE_SIZE) as f64 / f64::from(1 << 20)
+            ));
+        }
+    }
+}
+
+impl Status {
+    fn of(pid: i32) -> Option<Status> {
+        std::fs::read_to_string(format!("/proc/{pid}/status")).ok().map(|text| Status::parse(&text))
+    }
+
+    fn parse(text: &str) -> Status {
+        let mut status = Status::default();
+        for (name, value) in text.lines().filter_map(|line| line.split_once(":\t")) {
+            match name {
+                "State" => status.in_tracing_stop = value.starts_with('t'),
+                "TracerPid" => status.tracer = value.parse().unwrap_or(0),
+                "CoreDumping" => status.dumps_core = value == "1",
+                "voluntary_ctxt_switches" | "nonvoluntary_ctxt_switches" => {
+                    status.switches += value.parse::<u64>().unwrap_or(0);
+                }
+                _ => {}
+            }
+        }
+        status
+    }
+}
+
+/// Whether a thread is one of the manager's: the brake holds threads by ptrace, too.
+fn is_own_thread(id: i32) -> bool {
+    std::path::Path::new("/proc/self/task").join(id.to_string()).exists()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_stop_is_told_from_the_next_by_its_switches() {
+        let text = |state: &str, tracer: i32, dumping: u8, switches: u64| {
+            format!(
+                "Name:\ta:\tb\nState:\t{state}\nTracerPid:\t{tracer}\nCoreDumping:\t{dumping}\n\
+                 voluntary_ctxt_switches:\t{switches}\nnonvoluntary_ctxt_switches:\t3\n"
+            )
+        };
+        let stopped = Status::parse(&text("t (tracing stop)", 7, 0, 4));
+        assert_eq!(stopped, Status { tracer: 7, in_tracing_stop: true, dumps_core: false, switches: 7 });
+        assert_ne!(stopped, Status::parse(&text("t (tracing stop)", 7, 0, 5)));
+        assert!(!Status::parse(&text("T (stopped)", 0, 0, 4)).in_tracing_stop);
+        assert!(Status::parse(&text("D (disk sleep)", 0, 1, 4)).dumps_core);
+    }
+
+    #[test]
+    fn the_brakes_thread_is_no_debugger() {
+        assert!(is_own_thread(std::process::id() as i32));
+        assert!(!is_own_thread(1));
+    }
+}

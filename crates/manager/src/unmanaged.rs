@@ -1,0 +1,400 @@
+//! Memory of a job that is not under its limit: which processes have it, and how much.
+//!
+//! 1. A thread looks at every process that descends from the front of a job: every [`PAUSE`], and for one in [`SHARE`] parts
+//!    of a processor's time at most.
+//! 2. A process without a session is unmanaged if there is evidence for it ([`Suspect`]): a program that has just started has no
+//!    session yet, either. All of its resident private and shared memory counts.
+//! 3. Of a managed process its resident shared memory counts (`MAP_SHARED`, memfd, System V): such pages cannot be moved out.
+//! 4. A page that several processes map counts once: each is charged with its part of it ([`Parts`]).
+//! 5. The bytes are charged to the group of the process and to all groups above it. Without a session of its own a process is
+//!    in the group that it was moved to, or else in that of its parent.
+//!
+//! What this thread reads may wait for a client: the file of a program, or an environment in memory of a userfaultfd of the
+//! client's own. No other thread waits for this one.
+
+use std::collections::HashMap;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::time::{Duration, Instant};
+use std::{fs, io};
+
+use uzswap_proto::ENV_JOB;
+use uzswap_vm::sys::process::{children, has_executed, share_memory};
+use uzswap_vm::sys::thread;
+
+use crate::charge::Charge;
+use crate::control::GroupId;
+use crate::executioner::{self, Manner};
+use crate::groups::Groups;
+use crate::jobs::{Jobs, Tenant};
+use crate::program::{self, Obstacle};
+use crate::sessions::Sessions;
+
+/// How often to look, and how soon at first: short jobs are looked at, too.
+const PAUSE: Duration = Duration::from_millis(400);
+const FIRST_PAUSE: Duration = Duration::from_millis(25);
+
+/// The part of a processor that looking may take: one in so many; and measuring parts.
+const SHARE: u32 = 400;
+const PARTING_SHARE: u32 = 100;
+
+/// How long a program may take until the agent is in it, if it was started without the agent; and if nothing is known of it.
+const SETTLED: Duration = Duration::from_millis(300);
+const PATIENCE: Duration = Duration::from_secs(3);
+
+/// Shared memory of a managed process up to this is that of its agent.
+const OF_AGENT: u64 = 128 << 10;
+
+/// Processes with less are charged in full.
+const WORTH_PARTING: u64 = 1 << 20;
+
+/// The longest time that one look may measure parts.
+const PARTING_PATIENCE: Duration = Duration::from_millis(100);
+
+/// The search for unmanaged memory.
+#[derive(Debug)]
+pub struct Unmanaged {
+    jobs: Arc<Jobs>,
+    sessions: Arc<Sessions>,
+    groups: Arc<Groups>,
+    agent: PathBuf,
+    suspects: HashMap<i32, Suspect>,
+    parts: Parts,
+}
+
+/// A process below a front, about to be looked at.
+struct Relative {
+    pid: i32,
+    /// The group that it is in, if it has no session and was not moved.
+    charge: Arc<Charge>,
+    /// Its parent is unmanaged.
+    of_unmanaged: bool,
+}
+
+/// A process that has memory that is not under the limit.
+struct Holder {
+    pid: i32,
+    charge: Arc<Charge>,
+    bytes: u64,
+}
+
+/// How much a group or a process has, in bytes.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+struct Amount {
+    /// As far as is known. Too much while processes come to share memory.
+    estimated: u64,
+    /// What was just measured, which is never too much.
+    measured: u64,
+}
+
+impl Unmanaged {
+    /// Returns a search that has seen nothing yet. `agent` is the library that managed processes have loaded.
+    pub fn new(jobs: Arc<Jobs>, sessions: Arc<Sessions>, groups: Arc<Groups>, agent: &Path) -> Unmanaged {
+        let (suspects, parts) = (HashMap::new(), Parts::new());
+        Unmanaged { jobs, sessions, groups, agent: agent.to_owned(), suspects, parts }
+    }
+
+    /// Looks until `stop`. `guard` is the process that stands for the manager.
+    pub fn run(mut self, guard: i32, stop: &AtomicBool) {
+        let mut pause = FIRST_PAUSE;
+        while !stop.load(Relaxed) {
+            std::thread::sleep(pause);
+            let start = thread::processor_time();
+            let holders = self.look(guard);
+            let taken = thread::processor_time() - start;
+            self.enter(&holders);
+            pause = PAUSE.min(2 * pause).max(taken * SHARE);
+        }
+    }
+
+    /// Finds the processes of all jobs that have unmanaged memory. Reports one of each job that is unmanaged as a whole.
+    fn look(&mut self, guard: i32) -> Vec<Holder> {
+        let mut holders = Vec::new();
+        let mut seen = HashMap::new();
+        for tenant in self.jobs.all() {
+            let mut reported = false;
+            let mut open = relatives(&tenant, tenant.front_pid, &tenant.charge, false);
+            while let Some(relative) = open.pop() {
+                let (holder, is_unmanaged) = self.look_at(&tenant, &relative, &mut seen);
+                open.extend(relatives(&tenant, relative.pid, &holder.charge, is_unmanaged));
+                if is_unmanaged && !reported && (tenant.require || !tenant.warned.load(Relaxed)) {
+                    reported = true;
+                    let why = format!("{}, {}", reason(relative.pid), mib(holder.bytes));
+                    report(&tenant, relative.pid, &why, guard);
+                }
+                if holder.bytes > 0 {
+                    holders.push(holder);
+                }
+            }
+        }
+        self.suspects = seen;
+        holders
+    }
+
+    /// Returns what a process has, and whether all of it is unmanaged.
+    fn look_at(&mut self, tenant: &Tenant, relative: &Relative, seen: &mut HashMap<i32, Suspect>) -> (Holder, bool) {
+        let pid = relative.pid;
+        let (known, is_managed) = self.sessions.whereabouts(pid);
+        let charge = known.unwrap_or_else(|| relative.charge.clone());
+        let resident = Resident::of(pid).unwrap_or_default();
+        if is_managed {
+            let bytes = if resident.shared > OF_AGENT { resident.shared } else { 0 };
+            return (Holder { pid, charge, bytes }, false);
+        }
+        // A worker is no process of the job, and the dead have no program.
+        let Some(program) = program_of(pid) else { return (Holder { pid, charge, bytes: 0 }, false) };
+        let old = self.suspects.remove(&pid).filter(|suspect| suspect.program == program);
+        let mut suspect = old.unwrap_or_else(|| Suspect::new(pid, program, relative.of_unmanaged));
+        let is_unmanaged = suspect.is_unmanaged(|| has_agent(pid, tenant, &self.agent));
+        seen.insert(pid, suspect);
+        let bytes = if is_unmanaged { resident.private + resident.shared } else { 0 };
+        (Holder { pid, charge, bytes }, is_unmanaged)
+    }
+
+    /// Enters what was found in the accounts of all groups.
+    fn enter(&mut self, holders: &[Holder]) {
+        let mut sums: HashMap<GroupId, Amount> = HashMap::new();
+        for (holder, amount) in holders.iter().zip(self.parts.of(holders)) {
+            for charge in holder.charge.path() {
+                let sum = sums.entry(charge.id).or_default();
+                sum.estimated += amount.estimated;
+                sum.measured += amount.measured;
+            }
+        }
+        for charge in &*self.groups.all() {
+            let Amount { estimated, measured } = sums.get(&charge.id).copied().unwrap_or_default();
+            charge.note_unmanaged(estimated, measured);
+        }
+    }
+}
+
+/// Tells of a process that cannot be managed: one warning for the job, or the end of it. `guard` stands for the manager.
+pub fn report(tenant: &Tenant, pid: i32, why: &str, guard: i32) {
+    let is_first = tenant.is_to_be_warned();
+    if tenant.require {
+        if is_first {
+            tenant.tell(&format!("error: process {pid} cannot be managed ({why}), which --require forbids"));
+        }
+        executioner::kill_aside(Manner::AtOnce, tenant.job, vec![pid], guard);
+    } else if is_first {
+        tenant.tell(&format!("warning: process {pid} runs unmanaged: {why}; `uzswap doctor` may tell how to mend it"));
+    }
+}
+
+/// Returns the children of a process of a job that have a memory of their own. The child of a vfork has its parent's.
+fn relatives(tenant: &Tenant, parent: i32, charge: &Arc<Charge>, of_unmanaged: bool) -> Vec<Relative> {
+    let own = |pid: &i32| !tenant.spared.contains(pid) && !share_memory(parent, *pid).unwrap_or(true);
+    let relative = |pid| Relative { pid, charge: charge.clone(), of_unmanaged };
+    children(parent).into_iter().filter(own).map(relative).collect()
+}
+
+/// A process that has no session.
+///
+/// Certain at once: its program cannot load the agent, or it was forked from an unmanaged process. After [`SETTLED`]: it has
+/// executed a program that was not told to load the agent. After [`PATIENCE`]: all others. A loaded machine, a debugger and a
+/// limit delay a program before the agent is in it.
+#[derive(Debug)]
+struct Suspect {
+    program: PathBuf,
+    since: Instant,
+    is_certain: bool,
+}
+
+impl Suspect {
+    fn new(pid: i32, program: PathBuf, of_unmanaged: bool) -> Suspect {
+        let is_certain = of_unmanaged && !has_executed(pid) || cannot_load(&file_of(pid), &program);
+        Suspect { program, since: Instant::now(), is_certain }
+    }
+
+    fn is_unmanaged(&mut self, has_agent: impl FnOnce() -> bool) -> bool {
+        let age = self.since.elapsed();
+        self.is_certain = self.is_certain || age >= PATIENCE || age >= SETTLED && !has_agent();
+        self.is_certain
+    }
+}
+
+/// Whether no agent can be in a process whose program is `file`, under this name.
+fn cannot_load(file: &Path, name: &Path) -> bool {
+    match program::obstacle(file) {
+        // A dynamic linker that was executed itself is linked statically, and loads the agent.
+        Some(Obstacle::Static) => !name.file_name().is_some_and(|name| name.as_encoded_bytes().starts_with(b"ld")),
+        Some(Obstacle::Foreign) => true,
+        // A process that has changed its user has loaded the agent before.
+        Some(Obstacle::Privileged) | None => false,
+    }
+}
+
+/// Whether a process was started with the agent, or is a copy of one that may have been.
+fn has_agent(pid: i32, tenant: &Tenant, agent: &Path) -> bool {
+    let Ok(environment) = fs::read(format!("/proc/{pid}/environ")) else { return true };
+    let job = [ENV_JOB.as_bytes(), b"=", &tenant.job.to_text()].concat();
+    !has_executed(pid) || names_agent(&environment, &job, agent.as_os_str().as_encoded_bytes())
+}
+
+/// Whether an environment has this job, and preloads this agent.
+fn names_agent(environment: &[u8], job: &[u8], agent: &[u8]) -> bool {
+    let entries = || environment.split(|&byte| byte == 0);
+    let separates = |byte: &u8| b": ".contains(byte);
+    let preloads = |list: &[u8]| list.split(separates).any(|path| path == agent);
+    entries().any(|entry| entry == job)
+        && entries().filter_map(|entry| entry.strip_prefix(b"LD_PRELOAD=")).any(preloads)
+}
+
+/// The program of a process, as a file.
+fn file_of(pid: i32) -> PathBuf {
+    format!("/proc/{pid}/exe").into()
+}
+
+/// Returns the name of the program of a process; `None` if it is dead, or a worker.
+fn program_of(pid: i32) -> Option<PathBuf> {
+    if executioner::is_called_worker(pid) {
+        return None;
+    }
+    fs::read_link(file_of(pid)).ok()
+}
+
+fn reason(pid: i32) -> String {
+    let name = program_of(pid).map_or_else(|| "its program".to_owned(), |path| path.display().to_string());
+    match program::obstacle(&file_of(pid)) {
+        Some(obstacle) => format!("{name} is {obstacle}"),
+        None => format!("{name} was started without the agent (LD_PRELOAD)"),
+    }
+}
+
+fn mib(bytes: u64) -> String {
+    format!("{:.1} MiB", bytes as f64 / f64::from(1 << 20))
+}
+
+/// Resident memory of a process without that of files, in bytes.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+struct Resident {
+    private: u64,
+    shared: u64,
+}
+
+impl Resident {
+    fn of(pid: i32) -> io::Result<Resident> {
+        let status = fs::read_to_string(format!("/proc/{pid}/status"))?;
+        Ok(Resident { private: field(&status, "RssAnon:"), shared: field(&status, "RssShmem:") })
+    }
+}
+
+/// The sum of a field that a file of /proc has in KiB, in bytes; 0 if there is none.
+fn field(text: &str, name: &str) -> u64 {
+    let line = text.lines().find_map(|line| line.strip_prefix(name));
+    let number = line.and_then(|line| line.split_ascii_whitespace().next()?.parse::<u64>().ok());
+    number.unwrap_or(0) << 10
+}
+
+/// How much of each process's memory is others' part.
+///
+/// To measure that takes a walk over the whole memory. Until a process has been measured all of its memory counts for others,
+/// unless no other has much.
+#[derive(Debug)]
+struct Parts {
+    /// By process: bytes of others.
+    others: HashMap<i32, u64>,
+    /// When to measure all anew.
+    due: Instant,
+}
+
+impl Parts {
+    fn new() -> Parts {
+        Parts { others: HashMap::new(), due: Instant::now() }
+    }
+
+    /// Returns what each process has without the parts of others.
+    fn of(&mut self, holders: &[Holder]) -> Vec<Amount> {
+        let start = Instant::now();
+        let shares = holders.iter().filter(|holder| holder.bytes >= WORTH_PARTING).count() > 1;
+        let is_due = start >= self.due;
+        let known = std::mem::take(&mut self.others);
+        let mut amount = |holder: &Holder| {
+            if !shares || holder.bytes < WORTH_PARTING {
+                return Amount { estimated: holder.bytes, measured: holder.bytes };
+            }
+            let measures = is_due && start.elapsed() < PARTING_PATIENCE;
+            if let Some(part) = measures.then(|| part_of(holder.pid)).flatten() {
+                self.others.insert(holder.pid, holder.bytes.saturating_sub(part));
+                return Amount { estimated: part, measured: part };
+            }
+            let others = known.get(&holder.pid).copied();
+            self.others.extend(others.map(|bytes| (holder.pid, bytes)));
+            Amount { estimated: others.map_or(0, |others| holder.bytes.saturating_sub(others)), measured: 0 }
+        };
+        let amounts = holders.iter().map(&mut amount).collect();
+        if shares && is_due {
+            self.due = Instant::now() + start.elapsed() * PARTING_SHARE;
+        }
+        amounts
+    }
+}
+
+/// A process's part of its memory without files, in bytes.
+fn part_of(pid: i32) -> Option<u64> {
+    let rollup = fs::read_to_string(format!("/proc/{pid}/smaps_rollup")).ok()?;
+    Some(field(&rollup, "Pss_Anon:") + field(&rollup, "Pss_Shmem:"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn fields_are_read_in_bytes() {
+        let status = "Name:\tRssAnon: 7 kB\nRssAnon:\t     172 kB\nRssFile:\t 2000 kB\nRssShmem:\t  24 kB\n";
+        assert_eq!((field(status, "RssAnon:"), field(status, "RssShmem:")), (172 << 10, 24 << 10));
+        assert_eq!(field(status, "RssHuge:"), 0);
+    }
+
+    #[test]
+    fn an_environment_names_job_and_agent() {
+        let names = |environment: &[u8]| names_agent(environment, b"UZSWAP_JOB=12", b"/run/agent.so");
+        assert!(names(b"A=1\0LD_PRELOAD=/lib/x.so:/run/agent.so\0UZSWAP_JOB=12\0"));
+        assert!(names(b"LD_PRELOAD=/run/agent.so /lib/x.so\0UZSWAP_JOB=12"));
+        assert!(!names(b"LD_PRELOAD=/run/agent.so\0UZSWAP_JOB=13\0"));
+        assert!(!names(b"LD_PRELOAD=/run/agent.so2\0UZSWAP_JOB=12\0"));
+        assert!(!names(b"UZSWAP_JOB=12\0"));
+        assert!(!names(b""));
+    }
+
+    #[test]
+    fn a_program_is_judged_by_evidence() {
+        let program = PathBuf::from("/bin/program");
+        let aged = |age: Duration, is_certain| Suspect {
+            program: program.clone(),
+            since: Instant::now().checked_sub(age).expect("the machine has run for longer"),
+            is_certain,
+        };
+        assert!(aged(Duration::ZERO, true).is_unmanaged(|| true), "it cannot load the agent");
+        assert!(!aged(Duration::ZERO, false).is_unmanaged(|| false), "it may be starting");
+        assert!(aged(SETTLED, false).is_unmanaged(|| false), "it was not told to load the agent");
+        assert!(!aged(SETTLED, false).is_unmanaged(|| true), "it may be slow");
+        assert!(aged(PATIENCE, false).is_unmanaged(|| true), "it never came");
+    }
+
+    #[test]
+    fn what_is_shared_counts_once() {
+        let own = std::process::id() as i32;
+        let groups = Groups::new(
+            Arc::new(uzswap_engine::Zswap::new(
+                Default::default(),
+                None,
+                uzswap_vm::sys::arena::Arena::reserve(1 << 20).expect("addresses"),
+            )),
+            Arc::default(),
+        );
+        let holder = |bytes| Holder { pid: own, charge: groups.root(), bytes };
+        let mut parts = Parts::new();
+        let all = |bytes| Amount { estimated: bytes, measured: bytes };
+        assert_eq!(parts.of(&[holder(64 << 20), holder(4096)]), [all(64 << 20), all(4096)], "no other has much");
+        let measured = parts.of(&[holder(1 << 40), holder(1 << 40)]);
+        // Other tests change what this process has at any time.
+        assert!((1..1 << 40).contains(&measured[1].measured), "{measured:?}");
+        assert_eq!(measured[1].estimated, measured[1].measured);
+        parts.due = Instant::now() + Duration::from_secs(60);
+        let later = parts.of(&[holder((1 << 40) + 4096), holder(1 << 40)]);
+        assert_eq!(later[0], Amount { estimated: measured[1].estimated + 4096, measured: 0 }, "it has grown");
+    }
+}

@@ -1,0 +1,107 @@
+//! Guard pages, and mappings that a forked child finds empty: neither is announced, both are found by asking.
+//!
+//! 1. Nothing is filled ahead over a guard page (`MADV_GUARD_INSTALL`): a window is looked at before it is loaded. What is stored
+//!    under a guard page was discarded with it, and is dropped by whatever finds the guard first: a fault nearby, a page-out of the
+//!    range, or the look at everything that is taken every second or less.
+//! 2. A forked child inherits nothing of a mapping with `MADV_WIPEONFORK`. The mappings' flags tell, whoever has set them.
+
+use std::time::{Duration, Instant};
+
+use uzswap_engine::Slot;
+
+use crate::PAGE;
+use crate::pager::Pager;
+use crate::range::{Range, RangeSet};
+use crate::space::{Space, State, Worker};
+use crate::sys::uffd::Probe;
+use crate::sys::{guards, smaps};
+use crate::table::PageState;
+
+/// How often all memory is searched for guard pages, at most; and how many times as long as a search there is none.
+const INTERVAL: Duration = Duration::from_secs(1);
+const REST: u32 = 100;
+
+impl Pager {
+    /// The first guard page of a range, if it is more than a page.
+    pub(crate) fn first_guard(&self, state: &State, range: Range) -> Option<u64> {
+        let worker = state.worker.as_ref().filter(|_| range.len() > PAGE)?;
+        guards::find(&worker.pagemap, range).0.first().map(|guard| guard.start)
+    }
+
+    /// Takes those of `pages` out that a guard lies over now, and drops what is stored under it. The first is wanted by a thread
+    /// that the kernel has let pass.
+    pub(crate) fn pass_over_guards(&self, space: &Space, state: &mut State, pages: &mut Vec<(u64, Slot)>) {
+        let Some((first, last)) = bounds(pages) else { return };
+        let Some(worker) = state.worker.clone() else { return };
+        if first == last {
+            return;
+        }
+        match self.drop_guarded(space, state, &worker, Range::new(first, last + PAGE)) {
+            Some(false) => {}
+            Some(true) => pages.retain(|(page, slot)| state.table.get(*page) == PageState::Stored(*slot)),
+            None => pages.truncate(1),
+        }
+    }
+
+    /// Drops what is kept under the guards of `range`; tells whether there were guards. `None` if the layout is changing: then
+    /// the guards may lie where other contents were when the last event was read, and nothing is dropped.
+    pub(crate) fn drop_guarded(&self, space: &Space, state: &mut State, worker: &Worker, range: Range) -> Option<bool> {
+        let (mut at, mut any) = (range.start, false);
+        while at < range.end {
+            let (found, end) = guards::find(&worker.pagemap, Range::new(at, range.end));
+            if !found.is_empty() && space.uffd.is_watched(PAGE) == Probe::Changing {
+                return None;
+            }
+            any |= !found.is_empty();
+            found.into_iter().for_each(|guard| state.empty(&self.engine, guard));
+            if end <= at {
+                break;
+            }
+            at = end;
+        }
+        Some(any)
+    }
+
+    /// Searches the memory of a process for guards that lie over contents, if that was not done a moment ago. To be called in
+    /// conversation with the worker, without the lock.
+    pub(crate) fn search_guards(&self, space: &Space, worker: &Worker, ranges: &[Range]) {
+        let started = Instant::now();
+        if space.lock().search_guards_at.is_some_and(|at| started < at) {
+            return;
+        }
+        for range in ranges {
+            let mut at = range.start;
+            while at < range.end {
+                let (found, end) = guards::find(&worker.pagemap, Range::new(at, range.end));
+                if !found.is_empty() {
+                    // They may be gone again, or lie elsewhere: so each is looked at again when nothing changes.
+                    let mut state = space.lock();
+                    self.drain(space, &mut state);
+                    for guard in found {
+                        // Where the layout is changing, the next search finds them again.
+                        self.drop_guarded(space, &mut state, worker, guard);
+                    }
+                }
+                if end <= at {
+                    break;
+                }
+                at = end;
+            }
+        }
+        let rest = INTERVAL.max(started.elapsed() * REST);
+        space.lock().search_guards_at = Some(Instant::now() + rest);
+    }
+
+    /// What a child that was just forked finds empty. Asked only if something is stored that the child could find there.
+    pub(crate) fn wiped_in_child(&self, state: &State) -> RangeSet {
+        match &state.worker {
+            Some(worker) if state.table.iter().next().is_some() => smaps::wiped_on_fork(worker.pid).unwrap_or_default(),
+            _ => RangeSet::default(),
+        }
+    }
+}
+
+fn bounds(pages: &[(u64, Slot)]) -> Option<(u64, u64)> {
+    let addresses = || pages.iter().map(|(page, _)| *page);
+    Some((addresses().min()?, addresses().max()?))
+}

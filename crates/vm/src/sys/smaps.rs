@@ -1,0 +1,45 @@
+//! What the kernel does with mappings by their flags (`VmFlags` of `/proc/PID/smaps`). Expensive: the kernel looks at every
+//! page that is present.
+
+use std::io;
+
+use crate::range::{Range, RangeSet};
+
+/// The mappings of process `pid` that a forked child finds empty (`MADV_WIPEONFORK`).
+pub fn wiped_on_fork(pid: i32) -> io::Result<RangeSet> {
+    Ok(parse(&std::fs::read_to_string(format!("/proc/{pid}/smaps"))?))
+}
+
+fn parse(smaps: &str) -> RangeSet {
+    let (mut wiped, mut mapping) = (RangeSet::default(), Range::new(0, 0));
+    for line in smaps.lines() {
+        if let Some(flags) = line.strip_prefix("VmFlags:") {
+            if flags.split_ascii_whitespace().any(|flag| flag == "wf") {
+                wiped.insert(mapping);
+            }
+        } else if let Some((start, end)) = line.split_once(' ').and_then(|(range, _)| range.split_once('-'))
+            && let (Ok(start), Ok(end)) = (u64::from_str_radix(start, 16), u64::from_str_radix(end, 16))
+        {
+            mapping = Range::new(start, end);
+        }
+    }
+    wiped
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn flags_belong_to_the_mapping_above_them() {
+        let smaps = "\
+7f0000000000-7f0000002000 rw-p 00000000 00:00 0
+Size:                  8 kB
+VmFlags: rd wr mr mw me ac wf sd
+7f0000002000-7f0000004000 rw-p 00000000 00:00 0                          [anon:a-b wf]
+Size:                  8 kB
+VmFlags: rd wr mr mw me ac sd
+";
+        assert_eq!(parse(smaps).iter().collect::<Vec<_>>(), [Range::new(0x7f00_0000_0000, 0x7f00_0000_2000)]);
+    }
+}

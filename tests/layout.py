@@ -1,0 +1,45 @@
+"""Changes of a program's mappings of which the kernel sends no event."""
+from __future__ import annotations
+
+from suite import Context, Result, complaint, test
+
+
+def run_program(context: Context, test, name: str, said: str, *argv, limit="24M") -> Result:
+    """Runs a C program of tests/programs at a tight limit; it says `said` if all was right."""
+    outcome = context.run([context.program(name), *argv], "--memory-max", limit, "--quiet", timeout=test.seconds)
+    right = (outcome.status, outcome.stdout) == (0, f"{said}\n")
+    return Result(test.name, right, "" if right else complaint(outcome))
+
+
+@test("shmremap", 60, needs_uzswap=False)
+def shared_memory_over_private(context: Context, test):
+    """shmat(SHM_REMAP) unmaps watched memory without an event; nothing is moved out of what is mapped there next."""
+    yield run_program(context, test, "shmremap", "nothing was lost", 48, context.size(6, 30))
+
+
+@test("guards", 60, needs_uzswap=False)
+def guard_pages(context: Context, test):
+    """Guard pages are put over memory that is paged out; what was there does not come back, and no guard is filled over."""
+    yield run_program(context, test, "guards", "guards stay and what was under them is gone", context.size(5, 30))
+
+
+@test("wipeonfork", 60, needs_uzswap=False)
+def wiped_on_fork(context: Context, test):
+    """MADV_WIPEONFORK by a raw system call: the child finds it empty, the parent keeps it."""
+    yield run_program(context, test, "wipeonfork", "children found what they were to find", context.size(30, 300))
+
+
+@test("madvfree", 60)
+def cost_of_madv_free(context: Context, test):
+    """The three-thousandth call of MADV_FREE costs what the first does."""
+    outcome = context.run([context.program("madvfree"), 3000], "--memory-max", "1G", "--quiet", timeout=test.seconds)
+    figures = [int(word) for word in outcome.stdout.split()]
+    right = outcome.status == 0 and len(figures) == 2 and figures[1] <= 4 * figures[0] + 20
+    said = f"first calls {outcome.stdout.replace(' ', ' us, last ').strip()} us"
+    yield Result("madvfree", right, said if len(figures) == 2 else complaint(outcome))
+
+
+@test("robust", 60)
+def robust_mutexes(context: Context, test):
+    """Threads end with their stacks paged out; the robust mutexes they hold pass to another process."""
+    yield run_program(context, test, "robust", "every mutex passed to the next owner", context.size(3, 30))

@@ -1,0 +1,136 @@
+/* guards SECONDS: guard pages (MADV_GUARD_INSTALL), by libc's madvise and by raw system calls, over memory that is paged out and
+ * next to memory that is walked through. What was under a guard is gone for good, and nothing takes a guard away but its removal. */
+#define _GNU_SOURCE
+#include "check.h"
+#include <errno.h>
+#include <setjmp.h>
+#include <signal.h>
+#include <sys/mman.h>
+#include <sys/syscall.h>
+
+#define PAGES 512
+#define LEN (PAGES * PAGE)
+#define GUARD_INSTALL 102
+#define GUARD_REMOVE 103
+
+static sigjmp_buf back;
+
+static void on_fault(int number)
+{
+	siglongjmp(back, number);
+}
+
+static int is_guarded(char *page)
+{
+	if (sigsetjmp(back, 1))
+		return 1;
+	(void)*(volatile char *)page;
+	return 0;
+}
+
+static void advise_raw(char *at, size_t pages, int advice)
+{
+	if (syscall(SYS_madvise, at, pages * PAGE, advice))
+		die("madvise");
+}
+
+static void advise(char *at, size_t pages, int advice)
+{
+	if (madvise(at, pages * PAGE, advice))
+		die("madvise");
+}
+
+static void expect_zeros(char *at, size_t pages, const char *when)
+{
+	for (size_t i = 0; i < pages; i++)
+		if (*(volatile uint64_t *)(at + i * PAGE)) {
+			printf("old contents %s\n", when);
+			exit(1);
+		}
+}
+
+/* Every 16th page of an area is a guard; all others are walked through. */
+static void expect_guards(char *area, const char *when)
+{
+	for (size_t i = 7; i < PAGES; i += 16)
+		if (!is_guarded(area + i * PAGE)) {
+			printf("guard %zu is gone %s\n", i, when);
+			exit(1);
+		}
+}
+
+static void remove_at_once(char *area, uint64_t base)
+{
+	pages_fill(area, PAGES, base);
+	advise(area, PAGES, MADV_PAGEOUT);
+	advise(area + 100 * PAGE, 100, GUARD_INSTALL);
+	advise(area + 100 * PAGE, 100, GUARD_REMOVE);
+	expect_zeros(area + 100 * PAGE, 100, "by libc's madvise");
+	pages_expect(area, 100, base, "before the guards");
+	pages_expect(area + 200 * PAGE, PAGES - 200, base + 200, "behind the guards");
+}
+
+/* The guards lie there until something nearby is wanted. */
+static void remove_later(char *area, uint64_t base)
+{
+	pages_fill(area, PAGES, base);
+	advise(area, PAGES, MADV_PAGEOUT);
+	advise_raw(area + 100 * PAGE, 100, GUARD_INSTALL);
+	advise(area, PAGES, MADV_PAGEOUT);
+	advise_raw(area + 100 * PAGE, 100, GUARD_REMOVE);
+	expect_zeros(area + 100 * PAGE, 100, "by raw calls");
+	pages_expect(area, 100, base, "before the raw guards");
+	pages_expect(area + 200 * PAGE, PAGES - 200, base + 200, "behind the raw guards");
+}
+
+static void walk_fresh(char *area)
+{
+	area = map_at(area, LEN);
+	for (size_t i = 7; i < PAGES; i += 16)
+		advise_raw(area + i * PAGE, 1, GUARD_INSTALL);
+	for (size_t i = 0; i < PAGES; i++)
+		if (i % 16 != 7)
+			area[i * PAGE] = 1;
+	expect_guards(area, "after a walk through fresh memory");
+}
+
+static void walk_stored(char *area, uint64_t base)
+{
+	area = map_at(area, LEN);
+	pages_fill(area, PAGES, base);
+	advise(area, PAGES, MADV_PAGEOUT);
+	for (size_t i = 7; i < PAGES; i += 16)
+		advise_raw(area + i * PAGE, 1, GUARD_INSTALL);
+	for (size_t i = 0; i < PAGES; i++)
+		if (i % 16 != 7)
+			pages_expect(area + i * PAGE, 1, base + i, "between guards");
+	expect_guards(area, "after a walk through stored memory");
+	for (size_t i = 7; i < PAGES; i += 16)
+		advise_raw(area + i * PAGE, 1, GUARD_REMOVE);
+	for (size_t i = 7; i < PAGES; i += 16)
+		expect_zeros(area + i * PAGE, 1, "between what was walked through");
+}
+
+int main(int argc, char **argv)
+{
+	uint64_t end = microseconds() + argument(argc, argv, 1, 5) * 1000000;
+	char *room = mmap(NULL, 3 * LEN, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+
+	if (room == MAP_FAILED)
+		die("mmap");
+	if (signal(SIGSEGV, on_fault) == SIG_ERR)
+		die("signal");
+	char *area = map_at(room + LEN, LEN);
+	if (madvise(area, PAGE, GUARD_INSTALL) && errno == EINVAL) {
+		printf("guards stay and what was under them is gone\n");
+		return 0;
+	}
+	for (uint64_t base = 1; microseconds() < end; base += PAGES) {
+		remove_at_once(map_at(area, LEN), base);
+		remove_later(map_at(area, LEN), base);
+		walk_fresh(area);
+		walk_stored(area, base);
+	}
+	printf("guards stay and what was under them is gone\n");
+	return 0;
+}

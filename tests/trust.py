@@ -1,0 +1,121 @@
+"""Which process is which, and what holds when all of uzswap dies at once."""
+from __future__ import annotations
+
+import os
+import random
+import signal
+import time
+
+import harness
+from behaviour import check, unless, wait_until
+from suite import Context, complaint, need_root, test
+
+TIGHT = ("--memory-max", "16M", "--quiet")
+
+MODES = ("pid-namespaces", "clone", "clone-pid", "clone-bare", "clone-function", "net", "net-chroot", "seccomp", "seccomp-call", "init")
+
+
+@test("sandbox", 60)
+def sandbox(context: Context, test):
+    """Programs that change their namespaces, their root or their system calls, and fork with evicted memory."""
+    need_root()
+    for mode in MODES:
+        for number in range(context.size(1, 100)):
+            outcome = context.run([context.program("sandbox"), mode], *TIGHT, timeout=test.seconds)
+            result = check(f"sandbox: {mode}", unless(outcome.status == 0, complaint(outcome)), outcome.hang,
+                           unless("MISMATCH" not in outcome.stderr, outcome.stderr[:400]),
+                           unless(outcome.stdout == "sandbox: verified\n", f"it wrote {outcome.stdout[:80]!r}"))
+            if not result.ok:
+                break
+        yield result
+
+
+@test("impostor", 30)
+def impostor(context: Context, test):
+    """Processes of a job that claim another's memory, or another's process, as their own."""
+    need_root()
+    victim = context.directory() / "sleeper"
+    victim.write_bytes(context.program("sleeper").read_bytes())
+    victim.chmod(0o4755)
+    program = context.program("impostor")
+    program.chmod(0o755)
+    nobody = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"]
+    for case, prefix, extra, expected in (
+            ("honest", [], [], "accepted"), ("honest", nobody, [], "accepted"), ("mute", [], [], "refused"),
+            ("memory", [], [], "refused"), ("trash", [], [], "refused"), ("program", [], [], "refused"),
+            ("nonce", [], [], "refused"), ("handed-on", nobody, [victim], "refused")):
+        for number in range(context.size(2, 100)):
+            outcome = context.run([*prefix, program, case, *extra], "--memory-max", "64M", "--quiet", timeout=test.seconds)
+            result = check(f"impostor: {case}{' as nobody' if prefix else ''}", outcome.hang,
+                           unless(outcome.stdout == expected + "\n", f"{outcome.stdout!r}: {complaint(outcome)}"))
+            if not result.ok:
+                break
+        yield result
+
+
+def parts(job: harness.Job) -> dict[str, list[int]]:
+    """The processes of uzswap in a job: its front, its manager and its agents."""
+    found = {"front": [job.process.pid], "manager": [], "agents": []}
+    for pid in job.pids():
+        name = harness.comm(pid)
+        if name == "uzswap-manager":
+            found["manager"].append(pid)
+        elif name == "uzswap-agent":
+            found["agents"].append(pid)
+    return found
+
+
+@test("kill-subsets", 20)
+def kill_subsets(context: Context, test):
+    """Whatever of uzswap is killed, at once: no program runs on with memory that is gone."""
+    seed = random.randrange(1 << 32)
+    rng = random.Random(seed)
+    # The first rounds are those of `pkill -9 uzswap`.
+    rounds, everything = context.size(40, 1000), context.size(10, 200)
+    programs = [[context.program("shadow"), 64, 60, 1], [context.program("forktree"), 24, 3],
+                [context.program("sandbox"), "clone", 32], ["python3", "-c", PYTHON]]
+    failed, survived = [], 0
+    for number in range(rounds):
+        argv = programs[number % len(programs)]
+        job = context.start(argv, *TIGHT)
+        started = wait_until(lambda: job.manager() is not None or job.process.poll() is not None, 10)
+        time.sleep(rng.uniform(0.05, 1.2))
+        found = parts(job)
+        chosen = [name for name in found if number < everything or rng.random() < 0.6]
+        pids = [pid for name in chosen for pid in found[name]]
+        rng.shuffle(pids)
+        for pid in pids:
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                pass
+        # Without front or manager nothing may be left; without agents alone, programs may go on, and are right.
+        fatal = {"front", "manager"} & set(chosen)
+        gone = job.gone_within(5) if fatal else True
+        outcome = job.wait(60)
+        survived += not fatal
+        problems = [unless(started, "the manager was not found"),
+                    unless(gone, f"still there after 5 s:\n{job.outcome.hang}"),
+                    unless("MISMATCH" not in outcome.stderr,
+                           f"wrong bytes: {outcome.stderr[:400]}"), outcome.hang]
+        problems = [problem for problem in problems if problem]
+        if problems:
+            failed.append(f"round {number}, {argv[0]}, killed {'+'.join(chosen) or 'nothing'}: {'; '.join(problems)}")
+            if len(failed) > 3:
+                break
+    result = check("kill-subsets", *failed)
+    result.detail = result.detail or f"{number + 1} rounds, {survived} without front and manager, seed {seed}"
+    yield result
+
+
+PYTHON = """
+import random, time
+rng = random.Random(1)
+data = [bytes([i % 251]) * 997 for i in range(60000)]
+end = time.monotonic() + 4
+while time.monotonic() < end:
+    i = rng.randrange(len(data))
+    if data[i] != bytes([i % 251]) * 997:
+        print("wrong", flush=True)
+        raise SystemExit("MISMATCH")
+"""
