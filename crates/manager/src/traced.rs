@@ -28,13 +28,14 @@ use crate::sessions::{Session, Sessions};
 
 /// How often to look, and the part of a processor that looking may take: one in so many.
 const PAUSE: Duration = Duration::from_millis(5);
-const SHARE: u32 = 64;
+const SHARE: u32 = 128;
 
 /// The longest time between two looks.
 const LONGEST_PAUSE: Duration = Duration::from_millis(500);
 
-/// How often to look as long as nothing has been evicted from any process.
-const LONG_PAUSE: Duration = Duration::from_millis(50);
+/// The same as long as nothing has been evicted from any process.
+const IDLE_PAUSE: Duration = Duration::from_millis(50);
+const IDLE_SHARE: u32 = 1024;
 
 /// Stops of a debugger that is used by a person, or reads symbols, are longer than this.
 const LONG_STOP: Duration = Duration::from_millis(100);
@@ -107,10 +108,10 @@ impl Traced {
     pub fn run(traced: &Mutex<Traced>, stop: &AtomicBool) {
         while !stop.load(Relaxed) {
             let start = thread::processor_time();
-            let pause = if traced.lock().look() { PAUSE } else { LONG_PAUSE };
+            let (pause, share) = if traced.lock().look() { (PAUSE, SHARE) } else { (IDLE_PAUSE, IDLE_SHARE) };
             let taken = thread::processor_time() - start;
             // What takes long is not the look, but to bring pages back.
-            std::thread::sleep(pause.max((taken * (SHARE - 1)).min(LONGEST_PAUSE)));
+            std::thread::sleep(pause.max((taken * (share - 1)).min(LONGEST_PAUSE)));
         }
     }
 

@@ -36,7 +36,7 @@ const PAUSE: Duration = Duration::from_millis(400);
 const FIRST_PAUSE: Duration = Duration::from_millis(25);
 
 /// The part of a processor that looking may take: one in so many; and measuring parts.
-const SHARE: u32 = 400;
+const SHARE: u32 = 600;
 const PARTING_SHARE: u32 = 100;
 
 /// How long a program may take until the agent is in it, if it was started without the agent; and if nothing is known of it.
