@@ -12,7 +12,7 @@ use rustix::process::{Pid, Signal, kill_process};
 
 use super::Counts;
 use super::plan::{COMPRESSORS, Plan, Random, Strike, Swap, ZPOOLS};
-use super::traces::{MARK, Part, Traced, descriptors, files_of, marked, what_they_do};
+use super::traces::{MARK, Part, Traced, descriptors, files_of, is_stopped, marked, what_they_do};
 use crate::program::{Interrupt, Scratch};
 
 /// How long a job may take beyond its time: machines are slow under pressure.
@@ -171,6 +171,7 @@ impl Round<'_> {
                 send(one.id, Signal::STOP);
                 sleep(Duration::from_millis(random.below(200)));
                 send(one.id, Signal::CONT);
+                continue_fronts(&processes);
             } else if !self.struck {
                 self.change(&mut random)?;
             }
@@ -241,6 +242,9 @@ impl Round<'_> {
             }
             if Instant::now() > end {
                 bail!("HANG: a job does not end\n{}", what_they_do(&marked(&self.mark)));
+            }
+            if self.plan.stops {
+                continue_fronts(&marked(&self.mark));
             }
             sleep(Duration::from_millis(20));
         }
@@ -318,6 +322,12 @@ impl Round<'_> {
             sleep(Duration::from_millis(20));
         }
     }
+}
+
+/// Continues each stopped front. A front stops when its program is stopped, and it is the shell that continues both.
+fn continue_fronts(processes: &[Traced]) {
+    let stopped = |process: &&Traced| process.part == Part::Front && is_stopped(process.id);
+    processes.iter().filter(stopped).for_each(|front| send(front.id, Signal::CONT));
 }
 
 fn send(id: u32, signal: Signal) {

@@ -42,6 +42,11 @@ pub(crate) fn marked(mark: &str) -> Vec<Traced> {
     ids.filter(ours).map(|id| Traced { id, part: part(id) }).collect()
 }
 
+/// Whether a process is stopped by a signal.
+pub(crate) fn is_stopped(id: u32) -> bool {
+    fs::read_to_string(format!("/proc/{id}/status")).is_ok_and(|status| status.contains("\nState:\tT "))
+}
+
 /// Returns where each task of these processes sits: the report on a hang.
 pub(crate) fn what_they_do(processes: &[Traced]) -> String {
     let mut report = String::new();
