@@ -522,7 +522,11 @@ def groups_idle(context: Context, test):
     began = wait_until(lambda: harness.read(job.files[0]) == b"asleep\n", 60)
     time.sleep(2)
     # What else the machine does shows in it, and only ever adds to it.
-    share = min(busy(job.manager(), 4) for _ in range(3))
+    share = 1
+    for _ in range(3):
+        share = min(share, busy(job.manager(), 4))
+        if share < 0.01:
+            break
     members = lambda number: len(ask(context, "get", f"cgroup/g{number}/cgroup.procs", "--socket", str(socket_path)).stdout.split())
     yield check(f"groups-idle: {share * 100:.2f} % of a processor", unless(began, "not all have begun"), unless(share < 0.01, "1 is wanted"))
     counts = [members(number) for number in range(200)]

@@ -144,7 +144,7 @@ def strike(context: Context, name: str, which: str, delay: float, argv, seconds:
 def kill_nine(context: Context, test):
     rng = random.Random(9)
     load = [context.program("shadow"), 128, 60, 1]
-    for which, times in (("manager", 10), ("front", context.size(3, 10)), ("both", context.size(3, 10))):
+    for which, times in (("manager", context.size(4, 10)), ("front", context.size(3, 10)), ("both", context.size(3, 10))):
         for number in range(1, times + 1):
             yield strike(context, f"kill-9: {which} {number}", which, rng.uniform(0.2, 3), load, test.seconds)
     yield strike(context, "kill-9: manager of many", "manager", 1.0, [context.program("forktree"), 64, 3], test.seconds)

@@ -28,7 +28,7 @@ def sanitizers(context: Context, test):
                     unless(outcome.same_result(reference), complaint(outcome)),
                     unless("run unmanaged" not in outcome.stderr and "warning" not in outcome.stderr, outcome.stderr[:300]),
                     outcome.hang)
-        for which in ("manager", "front"):
+        for which in ("manager", "front") if context.full or what == "tsan" else ("manager",):
             job = context.start([program, 64, 1000], "--memory-max", "32M", "--quiet")
             managed = wait_until(lambda: job.manager() is not None, 10)
             time.sleep(2)

@@ -71,7 +71,7 @@ def kill_subsets(context: Context, test):
     seed = random.randrange(1 << 32)
     rng = random.Random(seed)
     # The first rounds are those of `pkill -9 uzswap`.
-    rounds, everything = context.size(40, 1000), context.size(10, 200)
+    rounds, everything = context.size(16, 1000), context.size(6, 200)
     programs = [[context.program("shadow"), 64, 60, 1], [context.program("forktree"), 24, 3],
                 [context.program("sandbox"), "clone", 32], ["python3", "-c", PYTHON]]
     failed, survived = [], 0

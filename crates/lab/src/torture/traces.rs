@@ -21,7 +21,7 @@ pub(crate) struct Traced {
 }
 
 /// The variable that marks the processes of a round.
-pub(crate) const MARK: &str = "UZSWAP_LAB_ROUND";
+pub(crate) const MARK: &str = "TORTURE_ROUND";
 
 /// Returns the live processes that bear the marker. A zombie has no environment.
 pub(crate) fn marked(mark: &str) -> Vec<Traced> {
