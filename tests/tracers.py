@@ -113,7 +113,7 @@ def unmanaged(context: Context, test):
 @test("all-managed", 30)
 def all_managed(context: Context, test):
     """Programs that start, fork and end quickly are not taken for unmanaged."""
-    busy = "for i in $(seq 300); do (true); /bin/true; python3 -c 'x = bytearray(8 << 20)' & [ $((i % 4)) = 0 ] && wait; done; wait; echo done"
+    busy = f"for i in $(seq {context.size(150, 300)}); do (true); /bin/true; python3 -c 'x = bytearray(8 << 20)' & [ $((i % 4)) = 0 ] && wait; done; wait; echo done"
     outcome = context.run(["sh", "-c", busy], "--memory-max", "64M", "--require", timeout=60)
     yield check("all-managed: short programs", unless((outcome.status, outcome.stdout) == (0, "done\n"), complaint(outcome)),
                 unless("unmanaged" not in outcome.stderr, outcome.stderr[:300]), outcome.hang)
