@@ -126,6 +126,8 @@ impl Watch {
             let looking = looked - start + (thread::processor_time() - braked);
             let rest = (looking * (share - 1)).max((braked - looked) / 2);
             late = (rest + looking).saturating_sub(IN_TIME);
+            // Otherwise the descriptors of a process that ends stay open for as long as this thread waits.
+            drop(sessions);
             rung = self.groups.watch_bell.wait(self.groups.pause(lead).max(rest));
         }
     }

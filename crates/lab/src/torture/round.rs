@@ -21,6 +21,8 @@ const PATIENCE: Duration = Duration::from_secs(60);
 const GONE_WITHIN: Duration = Duration::from_secs(10);
 /// How long a daemon may take to begin or to stop.
 const DAEMON_WITHIN: Duration = Duration::from_secs(20);
+/// How long the manager may take to close what it had open for a job.
+const SETTLED: Duration = Duration::from_secs(2);
 /// Between two disturbances.
 const PAUSE: Duration = Duration::from_millis(100);
 /// Statuses that nothing excuses: wrong bytes, failed checks, and signals that only a defect sends.
@@ -67,9 +69,9 @@ pub(crate) fn run(
     fs::create_dir(&directory)?;
     let mark = format!("{}-{}", std::process::id(), plan.seed);
     let mut round = Round { plan, mark, directory, jobs: Vec::new(), daemon: None, seen: Vec::new(), struck: false };
-    let before = if plan.daemon { round.start_daemon()? } else { 0 };
+    let before = if plan.daemon { round.start_daemon(victim)? } else { 0 };
     for number in 0..plan.programs {
-        let job = round.start_job(number, victim)?;
+        let job = round.start_job(number, victim, plan.seconds)?;
         round.jobs.push(job);
     }
     round.disturb(interrupt)?;
@@ -118,8 +120,8 @@ impl Round<'_> {
         words
     }
 
-    /// Returns how many descriptors the manager has to begin with.
-    fn start_daemon(&mut self) -> Result<usize> {
+    /// Returns how many descriptors the manager has when a first job has come and gone: some it opens only when it has work.
+    fn start_daemon(&mut self, victim: &Path) -> Result<usize> {
         let mut command = self.uzswap("daemon")?;
         command.arg("daemon").arg("--socket").arg(self.socket(0));
         command.args(self.settings(self.plan.limit * self.plan.programs));
@@ -131,8 +133,23 @@ impl Round<'_> {
             }
             sleep(Duration::from_millis(20));
         }
-        sleep(Duration::from_millis(200));
-        Ok(self.manager_descriptors().unwrap_or_default())
+        let mut first = self.start_job(self.plan.programs, victim, 1)?;
+        let end = Instant::now() + PATIENCE;
+        while first.try_wait()?.is_none() {
+            if Instant::now() > end {
+                first.kill()?;
+                first.wait()?;
+                bail!("HANG: the first job does not end\n{}", what_they_do(&marked(&self.mark)));
+            }
+            sleep(Duration::from_millis(20));
+        }
+        let mut fewest = usize::MAX;
+        let end = Instant::now() + SETTLED;
+        while Instant::now() < end {
+            fewest = fewest.min(self.manager_descriptors().unwrap_or(usize::MAX));
+            sleep(Duration::from_millis(50));
+        }
+        Ok(fewest)
     }
 
     fn manager_descriptors(&self) -> Option<usize> {
@@ -140,7 +157,7 @@ impl Round<'_> {
         Some(descriptors(manager.id))
     }
 
-    fn start_job(&self, number: u64, victim: &Path) -> Result<Child> {
+    fn start_job(&self, number: u64, victim: &Path, seconds: u64) -> Result<Child> {
         let plan = self.plan;
         let mut command = self.uzswap(&format!("job-{number}"))?;
         command.arg("run");
@@ -150,7 +167,7 @@ impl Round<'_> {
         } else {
             command.arg("--control").arg(self.socket(number)).args(self.settings(plan.limit));
         }
-        command.arg("--").arg(victim).args([&(plan.seed + number).to_string(), &plan.seconds.to_string()]);
+        command.arg("--").arg(victim).args([&(plan.seed + number).to_string(), &seconds.to_string()]);
         command.arg(plan.data.to_string()).arg(&self.directory).arg(&plan.without);
         command.spawn().context("cannot run uzswap run")
     }
