@@ -12,7 +12,7 @@ TORTURE_MINUTES ?= 60
 # Time for each fuzz target.
 FUZZ_SECONDS ?= 180
 
-.PHONY: help build demo test check docs unit interleavings jobs licences deps soak torture fuzz
+.PHONY: help build demo test check docs unit interleavings build-and-explore jobs licences deps soak torture fuzz
 
 help:
 	@echo "make demo   run a real program over 1 GiB in 256 MiB, and compare with a run without uzswap"
@@ -28,10 +28,7 @@ build:
 demo: build
 	$(UZSWAP) demo
 
-# To explore interleavings takes one processor for a minute, in which the other one builds.
-test: check docs licences unit
-	$(MAKE) -j2 interleavings build
-	$(MAKE) jobs
+test: check docs licences unit build-and-explore jobs
 
 check:
 	cargo fmt --all --check
@@ -46,6 +43,10 @@ licences:
 
 unit:
 	cargo test --locked --workspace
+
+# To explore interleavings takes one processor for a minute, in which the other one builds.
+build-and-explore:
+	$(MAKE) -j2 interleavings build
 
 interleavings:
 	cargo test --locked -p uzswap-engine --features shuttle --test interleavings

@@ -39,7 +39,7 @@ def compile_sources(context, directory):
             .format(source=PROGRAMS / "heavy.cpp", instances=instances))
     objects = " ".join(f"unit{number}.o" for number in range(1, units + 1))
     (directory / "Makefile").write_text(f"all: {objects}\n\tsha256sum {objects}\n{rule}")
-    return ["make", "-s", "-j4"]
+    return ["make", "-s", "--no-print-directory", "-j4"]
 
 
 def database(context, directory):
