@@ -523,7 +523,7 @@ def groups_idle(context: Context, test):
     time.sleep(2)
     # What else the machine does shows in it, and only ever adds to it.
     share = 1
-    for _ in range(3):
+    for _ in range(6):
         share = min(share, busy(job.manager(), 4))
         if share < 0.01:
             break
