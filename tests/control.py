@@ -37,6 +37,19 @@ for line in sys.stdin:
 """
 
 
+def besiege(attacks) -> None:
+    """Does all of this for ever, each in a thread."""
+    def repeat(attack):
+        while True:
+            try:
+                attack()
+            except OSError:     # the manager has had enough of it
+                pass
+
+    for attack in attacks:
+        threading.Thread(target=repeat, args=[attack]).start()
+
+
 class Manager:
     """A manager that listens at a socket."""
 
@@ -63,18 +76,7 @@ class Manager:
     @contextmanager
     def besieged(self, *attacks):
         """Has another process do this all the time, each in a thread."""
-        def repeat(attack):
-            while True:
-                try:
-                    attack()
-                except OSError:     # the manager has had enough of it
-                    pass
-
-        def besiege():
-            for attack in attacks:
-                threading.Thread(target=repeat, args=[attack]).start()
-
-        besieger = multiprocessing.get_context("fork").Process(target=besiege)
+        besieger = multiprocessing.get_context("fork").Process(target=besiege, args=[attacks])
         besieger.start()
         try:
             yield

@@ -14,13 +14,12 @@ import signal
 import socket
 import struct
 import subprocess
-import threading
 import time
 from pathlib import Path
 
 import harness
 from behaviour import check, unless, wait_until
-from control import MEMORY
+from control import MEMORY, besiege
 from daemon import Daemon, whole
 from suite import MIB, Context, complaint, need_root, test
 
@@ -182,7 +181,11 @@ def flood(context: Context, test):
             while True:
                 client.sendall(READ)
 
-    besieger = multiprocessing.get_context("fork").Process(target=lambda: besiege(VICTIM, [connects] * 100 + [asks] * 4 + [deaf] * 8))
+    def as_another_user():
+        become(VICTIM)
+        besiege([connects] * 100 + [asks] * 4 + [deaf] * 8)
+
+    besieger = multiprocessing.get_context("fork").Process(target=as_another_user)
     besieger.start()
     try:
         time.sleep(0.5)
@@ -200,20 +203,6 @@ def flood(context: Context, test):
 
 # A request for cgroup/memory.max.
 READ = b"uz\x01\x01" + struct.pack("=HH", 17, 0) + b"cgroup/memory.max"
-
-
-def besiege(uid: int, attacks) -> None:
-    """Does all of this as another user, each in a thread, for ever."""
-    become(uid)
-
-    def repeat(attack):
-        while True:
-            try:
-                attack()
-            except OSError:     # the manager has had enough of it
-                pass
-    for attack in attacks:
-        threading.Thread(target=repeat, args=[attack]).start()
 
 
 def become(uid: int) -> None:

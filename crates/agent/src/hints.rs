@@ -2,8 +2,9 @@
 //!
 //! `MADV_PAGEOUT` and `MADV_COLD` are followed by the manager. `MADV_WIPEONFORK` empties a range in forked children,
 //! which the manager cannot see; it brings the range back and leaves it alone from then on, before the kernel is told.
-//! `MADV_GUARD_INSTALL` discards what is under the guards, of which the kernel sends no event: when it has been done, the
-//! manager is asked to page out the range, and so finds the guards.
+//! `MADV_GUARD_INSTALL` discards what is under the guards, of which the kernel sends no event. A `MADV_DONTNEED` of the range,
+//! which leaves guards alone, sends one: the manager drops what it keeps there. A page that the manager was just filling may
+//! have replaced its guard before; so the guards are then installed once more.
 //!
 //! # Safety
 //! Passes the program's own arguments on to the kernel.
@@ -14,6 +15,7 @@ use crate::attach::{evicts, job, weak};
 use crate::sys::{self, call};
 use crate::worker::{connect, receive, send};
 
+const MADV_DONTNEED: i32 = 4;
 const MADV_WIPEONFORK: i32 = 18;
 const MADV_COLD: i32 = 20;
 const MADV_PAGEOUT: i32 = 21;
@@ -44,7 +46,11 @@ pub unsafe extern "C" fn madvise(address: usize, len: usize, advice: i32) -> i32
     let result = unsafe { call!(sys::SYS_MADVISE, address, len, advice) };
     if result >= 0 {
         if advice == MADV_GUARD_INSTALL && evicts() {
-            tell_manager(Advice::PageOut, address, len);
+            // SAFETY: the range has just been discarded, and has nothing but guards.
+            unsafe {
+                call!(sys::SYS_MADVISE, address, len, MADV_DONTNEED);
+                call!(sys::SYS_MADVISE, address, len, MADV_GUARD_INSTALL);
+            }
         }
         return 0;
     }

@@ -20,6 +20,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/prctl.h>
 #include <sys/ptrace.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
@@ -533,11 +534,14 @@ static int do_raw_clone(struct region *r)
 
 static int do_namespaces(struct region *r, int flags)
 {
+	/* The innermost process outlives one between that is killed, and this one goes on then. */
+	struct page *copy = copy_shadow(r);
 	pid_t child = fork();
 
 	if (!child) {
 		pid_t inner;
 
+		r->shadow = copy;
 		if (unshare(flags))
 			_exit(1);
 		do_read(r);
@@ -550,6 +554,7 @@ static int do_namespaces(struct region *r, int flags)
 			wait_for(inner);
 		_exit(0);
 	}
+	munmap(copy, (r->pages + 64) * sizeof *copy);
 	return child < 0 ? -1 : wait_for(child) ? -1 : 0;
 }
 
@@ -630,18 +635,23 @@ static int other_process(struct region *r, int poke)
 	size_t first, count = run(r, 8, &first);
 	static __thread char copy[8 * PAGE];
 	int status, ready[2], refused = 0;
-	pid_t child;
+	pid_t child, parent = getpid();
 
 	if (pipe(ready))
 		return -1;
 	child = fork();
 	if (!child) {
+		/* Ends with its parent, which may be killed at any moment, or is gone already. */
+		prctl(PR_SET_PDEATHSIG, SIGKILL);
+		if (getppid() != parent)
+			alarm(1);
 		madvise(r->memory, r->pages * PAGE, 21);
 		if (write(ready[1], "x", 1) != 1)
 			_exit(1);
 		for (;;)
 			pause();
 	}
+	close(ready[1]);
 	if (child < 0 || read(ready[0], copy, 1) != 1) {
 		refused = -1;
 	} else if (poke) {
@@ -671,7 +681,6 @@ static int other_process(struct region *r, int poke)
 		wait_for(child);
 	}
 	close(ready[0]);
-	close(ready[1]);
 	return refused;
 }
 
@@ -835,6 +844,7 @@ static int do_uring(struct region *r)
 			unsigned *tail = (unsigned *)(rings + params.sq_off.tail);
 			unsigned *array = (unsigned *)(rings + params.sq_off.array);
 			unsigned *head = (unsigned *)(rings + params.cq_off.head);
+			unsigned *completed = (unsigned *)(rings + params.cq_off.tail);
 			struct io_uring_cqe *done = (struct io_uring_cqe *)(rings + params.cq_off.cqes);
 
 			madvise(buffers[i].iov_base, buffers[i].iov_len, 21);
@@ -848,6 +858,10 @@ static int do_uring(struct region *r)
 			__atomic_store_n(tail, *tail + 1, __ATOMIC_RELEASE);
 			if (syscall(SYS_io_uring_enter, ring, 1, 1, IORING_ENTER_GETEVENTS, NULL, 0) != 1)
 				fail("io_uring_enter");
+			/* A stop ends the wait before the request is done. */
+			while (__atomic_load_n(completed, __ATOMIC_ACQUIRE) == *head)
+				if (syscall(SYS_io_uring_enter, ring, 0, 1, IORING_ENTER_GETEVENTS, NULL, 0) < 0 && errno != EINTR)
+					fail("io_uring_enter");
 			if (done[*head & 3].res != (int)buffers[i].iov_len) {
 				fprintf(stderr, "victim: io_uring: %s of %zu bytes came to %d\n", i ? "read" : "write",
 					buffers[i].iov_len, done[*head & 3].res);

@@ -1,7 +1,7 @@
 //! The agent on disk, for as long as the job runs: the dynamic linker wants a file to preload. What is written to its board shows
 //! in every program that has it mapped.
 //!
-//! Processes can outlive their manager, with the file's name in `LD_PRELOAD`: a user who could create a file of that name
+//! Processes can outlive their manager, with the file's name in `LD_PRELOAD`: a user able to create a file of that name
 //! would run code in them. Therefore:
 //!
 //! 1. The file lies in a directory of the manager's user that no other user can write to, rename or remove. A directory or a
@@ -79,7 +79,7 @@ fn prepare(directory: &Path) -> io::Result<bool> {
     if file_system(parent).is_ok_and(|fs| fs.no_exec) {
         return Ok(false);
     }
-    // In a sticky directory a name belongs to the user who has created it.
+    // In a sticky directory a name belongs to the user that has created it.
     let is_safe = above.mode() & OTHERS_WRITE == 0 || above.mode() & STICKY != 0;
     if ![0, user].contains(&above.uid()) || !is_safe {
         return Err(refused(format!("other users can rename what is in {}", parent.display())));

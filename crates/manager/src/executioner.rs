@@ -6,13 +6,13 @@
 
 use std::collections::{HashMap, HashSet};
 use std::fs;
-use std::path::Path;
 use std::time::{Duration, Instant};
 
 use uzswap_proto::{ENV_JOB, Job};
 use uzswap_vm::log::log;
 use uzswap_vm::sys::job;
 use uzswap_vm::sys::process::share_memory;
+use uzswap_vm::sys::thread;
 
 /// How long the dead may take to go.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -81,14 +81,13 @@ fn kill_with(manner: Manner, secret: &str, front: Option<i32>, known: &[i32], sp
 /// not heard.
 pub fn tracers(pid: i32) -> Vec<i32> {
     let Ok(threads) = fs::read_dir(format!("/proc/{pid}/task")) else { return Vec::new() };
-    let own = |tracer: i32| Path::new(&format!("/proc/self/task/{tracer}")).exists();
     let mut tracers: Vec<i32> = threads
         .flatten()
         .filter_map(|thread| tracer_in(&fs::read_to_string(thread.path().join("status")).ok()?))
         .collect();
     tracers.sort_unstable();
     tracers.dedup();
-    tracers.retain(|&tracer| !own(tracer));
+    tracers.retain(|&tracer| !thread::is_own(tracer));
     tracers
 }
 

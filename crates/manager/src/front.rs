@@ -391,7 +391,7 @@ impl Front {
         let spared: Vec<i32> = [self.manager, self.server].into_iter().flatten().collect();
         let own = std::process::id() as i32;
         let killed = executioner::kill_job(Manner::StopFirst, self.job, Some(own), &[program], &spared);
-        eprintln!("uzswap: warning: a second SIGTERM: killed the job ({killed} processes)");
+        log(&format!("uzswap: warning: a second SIGTERM: killed the job ({killed} processes)"));
         // It was collected while the job was killed.
         self.program_status.get_or_insert(STATUS_KILLED);
     }

@@ -100,6 +100,8 @@ impl Reclaimer {
             let sessions = self.watch.measure();
             self.control_load(&sessions);
             let more = self.reclaim(&sessions);
+            // Otherwise the descriptors of a process that ends stay open for as long as this thread waits.
+            drop(sessions);
             // Memory may have become free without reclaim.
             let waiting = self.let_waiting_try();
             self.taker.pager.hear_late_answers();

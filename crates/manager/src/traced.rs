@@ -161,7 +161,7 @@ impl Known {
         if status.dumps_core {
             return self.hold_for_dump(pager);
         }
-        if status.tracer == 0 || is_own_thread(status.tracer) {
+        if status.tracer == 0 || thread::is_own(status.tracer) {
             self.stop = None;
             self.refused = false;
             return self.let_go(pager);
@@ -285,11 +285,6 @@ impl Status {
     }
 }
 
-/// Whether a thread is one of the manager's: the brake holds threads by ptrace, too.
-fn is_own_thread(id: i32) -> bool {
-    std::path::Path::new("/proc/self/task").join(id.to_string()).exists()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -307,11 +302,5 @@ mod tests {
         assert_ne!(stopped, Status::parse(&text("t (tracing stop)", 7, 0, 5)));
         assert!(!Status::parse(&text("T (stopped)", 0, 0, 4)).in_tracing_stop);
         assert!(Status::parse(&text("D (disk sleep)", 0, 1, 4)).dumps_core);
-    }
-
-    #[test]
-    fn the_brakes_thread_is_no_debugger() {
-        assert!(is_own_thread(std::process::id() as i32));
-        assert!(!is_own_thread(1));
     }
 }

@@ -200,11 +200,13 @@ impl Pager {
         self.keep_exit_words(space);
         let parts = space.lock().registered.within(range);
         for part in parts {
-            let mut at = part.start;
-            if let Some(worker) = space.worker() {
-                let mut state = space.lock();
-                self.drop_guarded(space, &mut state, &worker, part);
+            {
+                // A page that is being moved out is found once the worker has answered.
+                let _conversation = space.conversation.lock();
+                let Some(worker) = self.resume(space) else { return Ok(total) };
+                self.drop_guarded(space, &mut space.lock(), &worker, part);
             }
+            let mut at = part.start;
             while at < part.end {
                 // What would only be moved out to be put back stays where it is.
                 if self.engine.swap_room(space.account().group(), 1) == 0 {

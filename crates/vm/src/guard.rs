@@ -2,8 +2,9 @@
 //!
 //! 1. Nothing is filled ahead over a guard page (`MADV_GUARD_INSTALL`): a window is looked at before it is loaded. What is stored
 //!    under a guard page was discarded with it, and is dropped by whatever finds the guard first: a fault nearby, a page-out of the
-//!    range, or the look at everything that is taken every second or less.
-//! 2. A forked child inherits nothing of a mapping with `MADV_WIPEONFORK`. The mappings' flags tell, whoever has set them.
+//!    range, or the look at everything that is taken every second or less. Guards that libc's `madvise` installs are announced: the
+//!    agent discards their range once more by a call that sends an event.
+//! 2. A forked child inherits nothing of a mapping with `MADV_WIPEONFORK`. The mappings' flags tell, whichever call has set them.
 
 use std::time::{Duration, Instant};
 
@@ -81,6 +82,9 @@ impl Pager {
                         // Where the layout is changing, the next search finds them again.
                         self.drop_guarded(space, &mut state, worker, guard);
                     }
+                    drop(state);
+                    // What was read besides the changes: the eviction that follows may come to nothing.
+                    self.service(space);
                 }
                 if end <= at {
                     break;
@@ -94,10 +98,12 @@ impl Pager {
 
     /// What a child that was just forked finds empty. Asked only if something is stored that the child could find there.
     pub(crate) fn wiped_in_child(&self, state: &State) -> RangeSet {
-        match &state.worker {
-            Some(worker) if state.table.iter().next().is_some() => smaps::wiped_on_fork(worker.pid).unwrap_or_default(),
-            _ => RangeSet::default(),
+        if state.table.iter().next().is_none() {
+            return RangeSet::default();
         }
+        // The worker may have been killed, or the program have ended: each has the same memory.
+        let processes = state.worker.iter().map(|worker| worker.pid).chain(state.program);
+        processes.filter_map(|pid| smaps::wiped_on_fork(pid).ok()).next().unwrap_or_default()
     }
 }
 

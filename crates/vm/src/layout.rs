@@ -22,7 +22,13 @@ pub fn manageable(pid: i32) -> io::Result<Vec<Range>> {
 }
 
 fn read(pid: i32) -> io::Result<String> {
-    std::fs::read_to_string(format!("/proc/{pid}/maps"))
+    has_memory(std::fs::read_to_string(format!("/proc/{pid}/maps"))?)
+}
+
+/// Refuses the empty text that the kernel gives for a process that has ended and was not waited for: its memory may live on in
+/// another process, with all its mappings.
+pub(crate) fn has_memory(maps: String) -> io::Result<String> {
+    if maps.is_empty() { Err(io::ErrorKind::NotFound.into()) } else { Ok(maps) }
 }
 
 /// The manageable mappings in the text of `/proc/PID/maps`.
@@ -66,5 +72,17 @@ mod tests {
 ";
         let starts: Vec<u64> = parse(maps).into_iter().map(|range| range.start).collect();
         assert_eq!(starts, [0x55d0_c000_0000, 0x7f00_0000_0000, 0x7f00_3000_0000]);
+    }
+    #[test]
+    fn a_process_that_was_not_waited_for_has_no_known_mappings() {
+        let mut child = std::process::Command::new("true").spawn().unwrap();
+        let pid = child.id() as i32;
+        let is_zombie = || std::fs::read_to_string(format!("/proc/{pid}/stat")).is_ok_and(|stat| stat.contains(") Z "));
+        while !is_zombie() {
+            std::thread::yield_now();
+        }
+        assert!(all(pid).is_err() && manageable(pid).is_err());
+        child.wait().unwrap();
+        assert!(!all(std::process::id() as i32).unwrap().is_empty());
     }
 }

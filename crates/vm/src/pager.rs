@@ -34,8 +34,8 @@ use crate::space::{Space, State, Worker};
 use crate::swapin::{Folios, Swapin};
 use crate::sys::epoll::Epoll;
 use crate::sys::process;
-use crate::sys::uffd::{FillError, MAIN_FEATURES, MOVE, Probe, Uffd};
-use crate::{PAGE, layout};
+use crate::sys::uffd::{FillError, MAIN_FEATURES, MOVE, Message, Probe, Uffd};
+use crate::{PAGE, layout, watched};
 
 /// How often a child's layout may be found changing before it is given up.
 const MOST_TRIES: u32 = 1000;
@@ -189,7 +189,11 @@ impl Pager {
         uffd.handshake(MAIN_FEATURES)?;
         prove(&uffd, &worker)?;
         let space = self.register(uffd, State::default(), account)?;
-        space.lock().worker = Some(Arc::new(worker));
+        {
+            let mut state = space.lock();
+            state.program = Some(worker.program);
+            state.worker = Some(Arc::new(worker));
+        }
         Ok(space)
     }
 
@@ -235,6 +239,7 @@ impl Pager {
             if let Some(nonce) = state.nonce.take() {
                 self.registry.lock().children.remove(&nonce);
             }
+            state.program = Some(worker.program);
             state.worker = Some(worker.clone());
             state.table.iter().next().is_some()
         };
@@ -251,18 +256,8 @@ impl Pager {
         let mut tries = 0;
         loop {
             self.drain(space, &mut state);
-            let mut lost = state.registered.clone();
-            let mut settled = true;
-            for mapping in layout::all(pid)? {
-                match space.uffd.probe(mapping.start) {
-                    Probe::Registered => lost.remove(mapping),
-                    // An event that was read is over only when the thread that waited for that has run.
-                    Probe::Changing => settled = false,
-                    Probe::NotRegistered | Probe::Gone => {}
-                }
-            }
-            // The child runs meanwhile. What it changed after its events were read shows here.
-            if settled && space.uffd.probe(PAGE) != Probe::Changing {
+            // The child runs meanwhile: its layout may be changing.
+            if let Some(lost) = watched::unwatched(space, &state, &layout::all(pid)?) {
                 lost.iter().for_each(|range| state.forget(&self.engine, range));
                 break;
             }
@@ -319,6 +314,9 @@ impl Pager {
                 dead.push(space.id);
             } else {
                 more = true;
+                if state.gone && state.program.is_none_or(process::is_exiting) {
+                    self.deny_waiting(&space, &mut state);
+                }
             }
         }
         if !dead.is_empty() {
@@ -331,6 +329,32 @@ impl Pager {
             }
         }
         more
+    }
+
+    /// Denies pages to threads that wait for memory whose contents are lost. Its program has been killed for that, but other processes
+    /// that read it keep the memory alive (`process_vm_readv`, `/proc/PID/mem`), and would wait for ever: they get an error instead.
+    fn deny_waiting(&self, space: &Space, state: &mut State) {
+        let mut messages = std::mem::take(&mut state.unheard);
+        // Without an error it says whether that was all; with one there is nothing more to be had.
+        while !space.uffd.read(&mut messages).unwrap_or(true) {}
+        let lists = [std::mem::take(&mut state.waiting), std::mem::take(&mut state.resting)];
+        let known = lists.into_iter().flatten().chain(std::mem::take(&mut state.starved)).map(|fault| fault.page);
+        let mut pages: Vec<u64> = known.collect();
+        for message in messages {
+            match message {
+                Message::Fault { address, .. } => pages.push(address),
+                // It would miss the same contents.
+                Message::Fork(child) => {
+                    drop(self.register(child, State { gone: true, ..State::default() }, space.account()))
+                }
+                Message::Change(_) => {}
+            }
+        }
+        for page in pages {
+            // While the layout is changing this fails, and the thread, woken, comes again.
+            let _ = space.uffd.poison(page);
+            space.uffd.wake(Range::page(page));
+        }
     }
 
     /// The group that pays for staged pages, and the node that the memory of each is on. Should the group be removed before

@@ -3,7 +3,7 @@
 //! The event comes before the deed. A page moved out in between would escape it and come back with its old contents, so
 //! nothing is evicted from the range until the deed is done. That is seen by the sentinel, the last page of the range
 //! that was present when the event was read: the kernel discards in ascending order, and once absent the page comes
-//! back only through us, who look first. (A page that was absent then, and is touched before the deed is done, was
+//! back only through this process, which looks first. (A page that was absent then, and is touched before the deed is done, was
 //! written while it was being discarded: either outcome is right.)
 //!
 //! `MADV_FREE` announces itself like `MADV_DONTNEED` but takes no page away. A program may call it a thousand times a

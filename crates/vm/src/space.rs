@@ -153,6 +153,8 @@ pub(crate) struct State {
     pub heat: Heat,
     pub huge: HugePages,
     pub worker: Option<Arc<Worker>>,
+    /// The program's process id, as its worker has proven it. Known also when the worker is gone.
+    pub program: Option<i32>,
     /// Where a child of this process asks which userfaultfd is its own.
     pub beacon: Option<u64>,
     /// What a child was told there that has no worker yet.

@@ -64,9 +64,12 @@ impl Pager {
         if lost.is_empty() || moved.is_empty() {
             return;
         }
-        let private = layout::manageable(pid).unwrap_or_default();
+        // Where that cannot be told, the worst is assumed.
+        let private = layout::manageable(pid).ok();
+        let is_in_use =
+            |page| private.as_ref().is_none_or(|private| private.iter().any(|mapping| mapping.contains(page)));
         let mut pages = moved.iter().filter_map(|&sequence| state.staging.get(sequence));
-        if pages.any(|page| lost.contains(page) && private.iter().any(|mapping| mapping.contains(page))) {
+        if pages.any(|page| lost.contains(page) && is_in_use(page)) {
             self.host.kill(space.id, "memory was mapped anew without an event while it was moved out");
             state.gone = true;
         }
@@ -74,7 +77,7 @@ impl Pager {
 }
 
 /// What passes for registered and is not; `None` if that cannot be told at this moment.
-fn unwatched(space: &Space, state: &State, mappings: &[Range]) -> Option<RangeSet> {
+pub(crate) fn unwatched(space: &Space, state: &State, mappings: &[Range]) -> Option<RangeSet> {
     let mut lost = state.registered.clone();
     for mapping in mappings.iter().filter(|mapping| state.registered.overlaps(**mapping)) {
         match space.uffd.is_watched(mapping.start) {

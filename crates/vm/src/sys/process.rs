@@ -9,6 +9,7 @@ use std::fs::File;
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::fs::FileExt;
+use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use uzswap_proto::Nonce;
@@ -25,7 +26,7 @@ use crate::range::Range;
 pub struct Memory {
     pid: i32,
     file: File,
-    /// A page of the agent's, where nobody else reads or writes: room for many numbers, so that threads do not share one.
+    /// A page of the agent's, where no other process reads or writes: room for many numbers, so that threads do not share one.
     proof: u64,
     /// Numbers written.
     challenges: AtomicU64,
@@ -203,21 +204,20 @@ pub fn runs_besides(pid: i32, others: &[u32]) -> bool {
 pub fn is_exiting(pid: i32) -> bool {
     const PF_EXITING: u64 = 4;
     let Ok(threads) = std::fs::read_dir(format!("/proc/{pid}/task")) else { return true };
-    threads.flatten().all(|thread| {
-        let text = std::fs::read_to_string(thread.path().join("stat")).unwrap_or_default();
-        // The name before may hold anything.
-        let flags = text.rsplit_once(')').and_then(|(_, rest)| rest.split_ascii_whitespace().nth(6));
-        flags.and_then(|flags| flags.parse::<u64>().ok()).is_none_or(|flags| flags & PF_EXITING != 0)
-    })
+    threads.flatten().all(|thread| flags(&thread.path()).is_none_or(|flags| flags & PF_EXITING != 0))
 }
 
 /// Whether process `pid` has executed a program since it was forked. True if that cannot be told.
 pub fn has_executed(pid: i32) -> bool {
     const PF_FORKNOEXEC: u64 = 0x40;
-    let text = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    flags(format!("/proc/{pid}").as_ref()).is_none_or(|flags| flags & PF_FORKNOEXEC == 0)
+}
+
+/// The kernel's flags of a task (`PF_…`), whose directory in `/proc` is given. `None` if it is gone.
+fn flags(task: &Path) -> Option<u64> {
+    let text = std::fs::read_to_string(task.join("stat")).ok()?;
     // The name before may hold anything.
-    let flags = text.rsplit_once(')').and_then(|(_, rest)| rest.split_ascii_whitespace().nth(6));
-    flags.and_then(|flags| flags.parse::<u64>().ok()).is_none_or(|flags| flags & PF_FORKNOEXEC == 0)
+    text.rsplit_once(')')?.1.split_ascii_whitespace().nth(6)?.parse().ok()
 }
 
 /// A handle on a process that is not fooled by its number being used again.

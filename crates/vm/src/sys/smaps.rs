@@ -3,11 +3,12 @@
 
 use std::io;
 
+use crate::layout::has_memory;
 use crate::range::{Range, RangeSet};
 
 /// The mappings of process `pid` that a forked child finds empty (`MADV_WIPEONFORK`).
 pub fn wiped_on_fork(pid: i32) -> io::Result<RangeSet> {
-    Ok(parse(&std::fs::read_to_string(format!("/proc/{pid}/smaps"))?))
+    Ok(parse(&has_memory(std::fs::read_to_string(format!("/proc/{pid}/smaps"))?)?))
 }
 
 fn parse(smaps: &str) -> RangeSet {

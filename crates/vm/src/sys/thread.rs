@@ -104,3 +104,19 @@ pub fn ask_for_short_slices() -> io::Result<()> {
     };
     super::check(result as libc::c_int).map(drop)
 }
+
+/// Whether a thread is one of this process: the brake holds threads by ptrace, as a debugger does.
+pub fn is_own(id: i32) -> bool {
+    std::path::Path::new("/proc/self/task").join(id.to_string()).exists()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn own_threads_are_told_from_others() {
+        assert!(is_own(std::process::id() as i32));
+        assert!(!is_own(1));
+    }
+}
