@@ -109,6 +109,7 @@ impl Brake {
             if !charge.path().any(is_to_blame) {
                 continue;
             }
+            let _visit = session.space.visit();
             if let Some(hold) = self.held.get_mut(&session.id) {
                 // Some of its threads slept.
                 hold.held.hold_more(&session.threads);

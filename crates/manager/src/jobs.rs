@@ -11,13 +11,14 @@ use std::io::{self, Read, Write};
 use std::net::Shutdown;
 use std::os::fd::{AsRawFd, RawFd};
 use std::os::unix::net::UnixStream;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::{Arc, Weak};
 
-use parking_lot::RwLock;
+use parking_lot::{Mutex, RwLock};
 use uzswap_proto::Job;
 use uzswap_proto::control::{Answer, BYE, RELEASED};
 use uzswap_vm::log::{log, one_line};
+use uzswap_vm::owner::Owner;
 use uzswap_vm::sys::link::Peer;
 
 use crate::charge::Charge;
@@ -31,6 +32,8 @@ pub struct Tenant {
     pub front_pid: i32,
     /// The user who did.
     pub uid: u32,
+    /// The same user, as far as its processes may cost those of others.
+    pub owner: Arc<Owner>,
     /// Where its processes begin.
     pub charge: Arc<Charge>,
     /// It would rather die than have a process that is not managed.
@@ -58,10 +61,17 @@ pub enum Word {
 
 impl Tenant {
     /// The job that `front` has begun, in the group of `charge`; `spared` are processes of ours.
-    pub fn new(job: Job, front: Peer, charge: Arc<Charge>, link: Option<UnixStream>, spared: Vec<i32>) -> Tenant {
+    pub fn new(
+        job: Job,
+        front: Peer,
+        owner: Arc<Owner>,
+        charge: Arc<Charge>,
+        link: Option<UnixStream>,
+        spared: Vec<i32>,
+    ) -> Tenant {
         let Peer { pid: front_pid, uid } = front;
         let warned = AtomicBool::new(false);
-        Tenant { job, front_pid, uid, charge, require: false, transient: false, link, warned, spared }
+        Tenant { job, front_pid, uid, owner, charge, require: false, transient: false, link, warned, spared }
     }
 
     /// Whether what its processes say of themselves may be believed: it has not joined, but is the manager's own job.
@@ -130,12 +140,26 @@ pub struct Jobs {
     /// What all their names are.
     pub name: u64,
     list: RwLock<HashMap<u64, Arc<Tenant>>>,
+    /// The users that have jobs, or had.
+    owners: Mutex<HashMap<u32, Weak<Owner>>>,
 }
 
 impl Jobs {
     /// No jobs yet, of a manager that listens under this name.
     pub fn new(name: u64) -> Jobs {
-        Jobs { name, list: RwLock::default() }
+        Jobs { name, list: RwLock::default(), owners: Mutex::default() }
+    }
+
+    /// The user `uid` as the owner of jobs that have joined.
+    pub fn owner(&self, uid: u32) -> Arc<Owner> {
+        let mut owners = self.owners.lock();
+        owners.retain(|_, owner| owner.strong_count() > 0);
+        let known = owners.get(&uid).and_then(Weak::upgrade);
+        known.unwrap_or_else(|| {
+            let owner = Arc::new(Owner::new(false));
+            owners.insert(uid, Arc::downgrade(&owner));
+            owner
+        })
     }
 
     /// The job of that token.

@@ -17,8 +17,10 @@ mod door;
 mod machine;
 mod outside;
 
+mod reception;
 mod sessions;
 mod silent;
+mod watchdog;
 
 mod descriptors;
 

@@ -74,7 +74,7 @@ impl JobMachine {
         if charge.path().all(Charge::is_far) {
             return;
         }
-        if let Some(session) = self.wait_for_session(pid) {
+        if let Some(session) = self.wait_for_session(pid).filter(|session| !session.space.is_shunned()) {
             // An error is that of a process that is going away.
             let _ = self.taker.pager.refresh(&session.space);
         }
@@ -260,7 +260,8 @@ impl Machine for JobMachine {
                 return Err(Error::Gone);
             }
             let sessions = self.watch.measure();
-            for (session, _) in sessions.iter().filter(|(session, _)| session.charge().is_below(group)) {
+            let concerned = |session: &Session| session.charge().is_below(group) && !session.space.is_shunned();
+            for (session, _) in sessions.iter().filter(|(session, _)| concerned(session)) {
                 // An error is that of a process that is going away.
                 let _ = self.taker.pager.refresh(&session.space);
             }

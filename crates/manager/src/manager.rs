@@ -2,7 +2,9 @@
 //!
 //! | thread | does |
 //! |---|---|
-//! | control | connections, jobs, ends of processes, statistics, the end |
+//! | control | jobs, statistics, the end |
+//! | reception (2) | [`Reception`]: connections, ends of processes |
+//! | watchdog | [`Watchdog`]: replaces threads that a process holds up |
 //! | faults (4) | [`Pager::serve`] |
 //! | crew (1 to 4) | [`Pager::work`]: parts of large loads and stores |
 //! | huge | [`Pager::collapse_huge_pages`] |
@@ -16,7 +18,8 @@
 //! | door | [`Door::serve`], if operators are to be heard |
 //! | stalls | [`stall::run`], with the door |
 //!
-//! No thread that serves faults waits for a program or for reclaim.
+//! No thread that serves faults waits for a program or for reclaim. Threads that work on the memory of processes have a
+//! [`Role`]: one that a process holds up is replaced.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -32,13 +35,15 @@ use uzswap_engine::{Config, Zswap};
 use uzswap_proto::control::Joined;
 use uzswap_proto::{Advice, Advise, Job, kind};
 use uzswap_vm::log::log;
+use uzswap_vm::owner::Owner;
 use uzswap_vm::pager::{Host, Pager};
 use uzswap_vm::sys::arena::Arena;
 use uzswap_vm::sys::epoll::Epoll;
 use uzswap_vm::sys::file::event;
-use uzswap_vm::sys::link::{Link, Listener, Peer, peer};
+use uzswap_vm::sys::link::{Listener, Peer};
 use uzswap_vm::sys::process::{PidFd, is_exiting};
 use uzswap_vm::sys::{job, memory, thread};
+use uzswap_vm::visit::{self, Role};
 
 use crate::control::{Error, GroupId, Limit, Machine};
 use crate::door::{Door, Joining, Joins};
@@ -47,16 +52,17 @@ use crate::front::Bell;
 use crate::groups::Groups;
 use crate::jobs::{Jobs, Tenant, Word};
 use crate::machine::JobMachine;
+use crate::reception::{Question, Reception};
 use crate::reclaim::{Reclaimer, Taker};
-use crate::sessions::{Call, Caller, Session, Sessions, range_of};
+use crate::sessions::{Session, Sessions, range_of};
 use crate::shrink::ShrinkWorker;
-use crate::silent::Silent;
 use crate::stats::{Stats, write_whole};
 use crate::swap_file::DiskSwapFile;
-use crate::traced::Traced;
+use crate::traced::Tracing;
 use crate::unmanaged::Unmanaged;
 use crate::watch::Watch;
-use crate::{JobConfig, SwapConfig, agent_file, descriptors, front, pool_cap, pressure, retire, stall, unmanaged};
+use crate::watchdog::{self, Watchdog};
+use crate::{JobConfig, SwapConfig, agent_file, front, pool_cap, pressure, retire, stall};
 
 /// How often to look whether processes have gone, and if none is about to.
 const REAP_PAUSE: Duration = Duration::from_millis(10);
@@ -70,8 +76,8 @@ const LAST_CALLS: Duration = Duration::from_millis(200);
 /// How many jobs one user can have. Each takes descriptors, of which there is an end.
 const MOST_JOBS: usize = 1024;
 
-/// Connections of processes that are accepted before others are heard.
-const ACCEPTED: usize = 64;
+/// Threads that serve the reception.
+const RECEPTION_THREADS: usize = 2;
 
 /// Threads that serve faults.
 const FAULT_THREADS: usize = 4;
@@ -148,8 +154,6 @@ impl Host for ManagerHost {
 
 struct Manager {
     config: JobConfig,
-    /// By a name, and by a path where that can be had.
-    listeners: Vec<Listener>,
     door: Option<Arc<Door>>,
     agent: PathBuf,
     front: PidFd,
@@ -164,32 +168,24 @@ struct Manager {
     groups: Arc<Groups>,
     machine: Arc<JobMachine>,
     shrink_worker: Arc<ShrinkWorker>,
-    traced: Arc<Mutex<Traced>>,
+    tracing: Arc<Tracing>,
     stop: Arc<AtomicBool>,
     advice: mpsc::Sender<Question>,
     epoll: Epoll,
     waiting_for: HashMap<u64, Source>,
     next_source: u64,
-    /// The callers that have said nothing yet.
-    silent: Silent,
     /// What could not be waited for, for want of kernel memory or of descriptors. It is tried again every 100 ms.
     lost: Vec<Source>,
     /// Groups to be removed as soon as they are empty.
     abandoned: Vec<GroupId>,
 }
 
-/// A program's hint, and where the answer goes.
-type Question = (Link, Arc<Session>, Advise);
-
 /// What the control thread waits for.
 enum Source {
-    Listener(usize),
     Finish,
     Front,
     Joins,
     Job(Arc<Tenant>),
-    Caller(Caller),
-    Program(Arc<Session>),
 }
 
 impl Manager {
@@ -232,14 +228,15 @@ impl Manager {
         let pager = Arc::new(Pager::new(engine.clone(), host.clone(), config.swapin)?);
         let jobs = Arc::new(Jobs::new(name));
         let sessions = Arc::new(Sessions::new(jobs.clone(), &agent, pager.clone(), groups.clone()));
-        let traced = Arc::new(Mutex::new(Traced::new(pager.clone(), sessions.clone())));
+        let tracing = Arc::new(Tracing::new(pager.clone(), sessions.clone()));
         assert!(host.sessions.set(sessions.clone()).is_ok(), "set once, here");
         let own = std::process::id() as i32;
         let joining = match serves {
             Serves::Job { job, warned, server } => {
                 let spared = [Some(own), server].into_iter().flatten().collect();
                 let owner = Peer { pid: front_pid, uid: rustix::process::geteuid().as_raw() };
-                let mut tenant = Tenant::new(job, owner, groups.root(), None, spared);
+                let trusted = Arc::new(Owner::new(true));
+                let mut tenant = Tenant::new(job, owner, trusted, groups.root(), None, spared);
                 tenant.require = config.require;
                 tenant.warned.store(warned, Relaxed);
                 jobs.add(Arc::new(tenant));
@@ -262,9 +259,9 @@ impl Manager {
         // Without it, programs in other network namespaces run unmanaged.
         let by_path = Listener::bind_path(&agent_file::attach_socket(&agent)).ok();
         let listeners = [listener].into_iter().chain(by_path).collect();
+        let reception = Arc::new(Reception::new(listeners, sessions.clone(), advice.clone(), front_pid)?);
         let manager = Manager {
             config,
-            listeners,
             door: door.map(Arc::new),
             agent,
             front,
@@ -278,91 +275,100 @@ impl Manager {
             groups,
             machine,
             shrink_worker,
-            traced,
+            tracing,
             stop: Arc::default(),
             advice,
             epoll: Epoll::new()?,
             waiting_for: HashMap::new(),
             next_source: 0,
-            silent: Silent::new(descriptors::limit()),
             lost: Vec::new(),
             abandoned: Vec::new(),
         };
-        manager.start_threads(&watch, questions)?;
+        manager.start_threads(&watch, reception, questions)?;
         Ok(manager)
     }
 
-    fn start_threads(&self, watch: &Arc<Watch>, questions: mpsc::Receiver<Question>) -> std::io::Result<()> {
+    fn start_threads(
+        &self,
+        watch: &Arc<Watch>,
+        reception: Arc<Reception>,
+        questions: mpsc::Receiver<Question>,
+    ) -> std::io::Result<()> {
+        for role in self.roles(watch, reception, questions) {
+            role.start()?;
+        }
         let thread = |name: &str| std::thread::Builder::new().name(name.to_owned());
-        for _ in 0..FAULT_THREADS {
-            let pager = self.pager.clone();
-            thread("faults").spawn(move || {
-                let error = pager.serve().expect_err("serves for ever");
-                log(&format!("uzswap: error: faults cannot be served: {error}"));
-                std::process::abort();
-            })?;
-        }
-        let pager = self.pager.clone();
-        thread("huge").spawn(move || pager.collapse_huge_pages())?;
-        // Whoever has the task works, too.
-        let processors = std::thread::available_parallelism().map_or(1, |count| count.get());
-        for _ in 0..processors.saturating_sub(1).clamp(1, MOST_CREW) {
-            let pager = self.pager.clone();
-            thread("crew").spawn(move || pager.work())?;
-        }
-        let taker = self.machine.taker.clone();
-        let reclaimer = Reclaimer::new(self.shrink_worker.clone(), watch.clone(), taker, self.stop.clone());
-        thread("reclaim").spawn(move || reclaimer.run())?;
         let (worker, stop) = (self.shrink_worker.clone(), self.stop.clone());
         thread("shrink").spawn(move || worker.run(&stop))?;
         let (groups, worker, stop) = (self.groups.clone(), self.shrink_worker.clone(), self.stop.clone());
         thread("pressure").spawn(move || pressure::listen(&groups, &worker, &stop))?;
-        let (looks, stop) = (watch.clone(), self.stop.clone());
-        thread("watch").spawn(move || looks.run(&stop))?;
-        let (traced, stop) = (self.traced.clone(), self.stop.clone());
-        thread("traced").spawn(move || Traced::run(&traced, &stop))?;
         let search = Unmanaged::new(self.jobs.clone(), self.sessions.clone(), self.groups.clone(), &self.agent);
         let (guard, stop) = (self.front_pid, self.stop.clone());
         thread("unmanaged").spawn(move || search.run(guard, &stop))?;
-        let (looks, stop) = (watch.clone(), self.stop.clone());
-        thread("register").spawn(move || looks.register(&stop))?;
-        let (pager, stop) = (self.pager.clone(), self.stop.clone());
-        thread("reap").spawn(move || {
-            while !stop.load(Relaxed) {
-                let more = pager.reap();
-                std::thread::sleep(if more { REAP_PAUSE } else { LONG_REAP_PAUSE });
-            }
-        })?;
         if let Some(door) = self.door.clone() {
             let (machine, joins) = (self.machine.clone(), self.joining.as_ref().map(Waiting::joins).transpose()?);
             let (groups, sessions, stop) = (self.groups.clone(), self.sessions.clone(), self.stop.clone());
             thread("stalls").spawn(move || stall::run(&groups, &sessions, &stop))?;
             thread("door").spawn(move || door.serve(&*machine, joins.as_ref()))?;
         }
-        let (pager, again) = (self.pager.clone(), self.advice.clone());
-        thread("advice").spawn(move || {
-            for (link, session, advise) in questions {
-                if follow(&pager, &session, &advise) {
-                    // The program may have gone away meanwhile.
-                    let _ = link.send(&[kind::ADVISED], None);
-                } else {
-                    std::thread::sleep(ADVICE_PAUSE);
-                    let _ = again.send((link, session, advise));
-                }
-            }
-        })?;
+        let (watchdog, stop) = (Watchdog::new(self.pager.clone(), self.sessions.clone()), self.stop.clone());
+        thread("watchdog").spawn(move || watchdog.run(&stop))?;
         Ok(())
     }
 
+    /// What is done by threads that a process can hold up, once for each thread.
+    fn roles(
+        &self,
+        watch: &Arc<Watch>,
+        reception: Arc<Reception>,
+        questions: mpsc::Receiver<Question>,
+    ) -> Vec<Arc<Role>> {
+        let pager = self.pager.clone();
+        let faults = Role::new("faults", move || {
+            if let Err(error) = pager.serve() {
+                log(&format!("uzswap: error: faults cannot be served: {error}"));
+                std::process::abort();
+            }
+        });
+        let stop = self.stop.clone();
+        let reception = Role::new("reception", move || reception.serve(&stop));
+        let pager = self.pager.clone();
+        let crew = Role::new("crew", move || pager.work());
+        // The thread that has the task works, too.
+        let processors = std::thread::available_parallelism().map_or(1, |count| count.get());
+        let crew_size = processors.saturating_sub(1).clamp(1, MOST_CREW);
+        let pager = self.pager.clone();
+        let huge = Role::new("huge", move || pager.collapse_huge_pages());
+        let (worker, looks) = (self.shrink_worker.clone(), watch.clone());
+        let (taker, stop) = (self.machine.taker.clone(), self.stop.clone());
+        let reclaim = Role::new("reclaim", move || {
+            Reclaimer::new(worker.clone(), looks.clone(), taker.clone(), stop.clone()).run();
+        });
+        let (looks, stop) = (watch.clone(), self.stop.clone());
+        let watching = Role::new(watchdog::WATCH, move || looks.run(&stop));
+        let (looks, stop) = (watch.clone(), self.stop.clone());
+        let register = Role::new("register", move || looks.register(&stop));
+        let (tracing, stop) = (self.tracing.clone(), self.stop.clone());
+        let traced = Role::new("traced", move || tracing.run(&stop));
+        let (pager, sessions, stop) = (self.pager.clone(), self.sessions.clone(), self.stop.clone());
+        let reap = Role::new("reap", move || reap(&pager, &sessions, &stop));
+        let (pager, again, questions) = (self.pager.clone(), self.advice.clone(), Mutex::new(questions));
+        let advice = Role::new("advice", move || give_advice(&pager, &questions, &again));
+        [
+            vec![faults; FAULT_THREADS],
+            vec![reception; RECEPTION_THREADS],
+            vec![crew; crew_size],
+            vec![huge, reclaim, watching, register, traced, reap, advice],
+        ]
+        .concat()
+    }
+
     fn control(&mut self) -> i32 {
-        let listeners = (0..self.listeners.len()).map(Source::Listener);
-        for source in listeners.chain([Source::Finish, Source::Front]) {
-            self.wait_for(source);
-        }
+        self.wait_for(Source::Finish);
+        self.wait_for(Source::Front);
         if self.joining.is_some() {
             self.wait_for(Source::Joins);
         }
-        // Programs wait for it to begin.
         let _ = thread::ask_for_promptness();
         self.bell.ring_ready();
         let mut last_sweep = Instant::now();
@@ -372,9 +378,7 @@ impl Manager {
                 return status;
             }
             if last_sweep.elapsed() > Duration::from_millis(100) {
-                self.sessions.sweep();
                 self.wait_for_lost();
-                self.silent.late(Instant::now()).into_iter().for_each(|number| self.give_way(number));
                 self.abandoned.retain(|group| self.machine.remove(*group) == Err(Error::Busy));
                 last_sweep = Instant::now();
             }
@@ -391,7 +395,6 @@ impl Manager {
         for number in ready {
             let Some(source) = self.waiting_for.remove(&number) else { continue };
             match source {
-                Source::Listener(index) => self.accept(number, index),
                 Source::Finish if self.joining.is_none() => return Some(self.finish()),
                 Source::Finish => {
                     self.bell.hear_finish();
@@ -414,16 +417,6 @@ impl Manager {
                         self.see_off(&tenant, word);
                     }
                 },
-                Source::Caller(caller) => {
-                    self.silent.remove(number);
-                    self.epoll.remove(caller.as_raw_fd());
-                    let call = self.sessions.hear(caller);
-                    self.follow_up(call);
-                }
-                Source::Program(session) => {
-                    self.epoll.remove(session.pidfd.as_raw_fd());
-                    self.sessions.end(&session);
-                }
             }
         }
         None
@@ -431,13 +424,10 @@ impl Manager {
 
     fn fd_of(&self, source: &Source) -> i32 {
         match source {
-            Source::Listener(index) => self.listeners[*index].as_raw_fd(),
             Source::Finish => self.bell.finish().as_raw_fd(),
             Source::Front => self.front.as_raw_fd(),
             Source::Joins => self.joining.as_ref().expect("a daemon's").bell.as_raw_fd(),
             Source::Job(tenant) => tenant.link().expect("it has joined"),
-            Source::Caller(caller) => caller.as_raw_fd(),
-            Source::Program(session) => session.pidfd.as_raw_fd(),
         }
     }
 
@@ -485,7 +475,8 @@ impl Manager {
         // Without random bytes or with the group gone it finds its connection closed, too.
         let (Ok(token), Some(charge)) = (job::random(), self.groups.get(group)) else { return };
         let job = Job { name, token: token | 1 };
-        let mut tenant = Tenant::new(job, peer, charge, Some(stream), vec![own, self.front_pid]);
+        let (owner, spared) = (self.jobs.owner(peer.uid), vec![own, self.front_pid]);
+        let mut tenant = Tenant::new(job, peer, owner, charge, Some(stream), spared);
         (tenant.require, tenant.transient) = (require, transient);
         let tenant = Arc::new(tenant);
         let agent = self.agent.to_string_lossy();
@@ -516,64 +507,6 @@ impl Manager {
         executioner::kill_aside(Manner::StopFirst, tenant.job, self.sessions.pids_of(tenant.job), self.front_pid);
     }
 
-    /// Accepts connections: a bounded number, for others wait for this thread, and no more when few descriptors are left.
-    fn accept(&mut self, number: u64, index: usize) {
-        let limit = descriptors::limit();
-        for _ in 0..ACCEPTED {
-            let Ok(Some(link)) = self.listeners[index].accept() else { break };
-            let is_short = descriptors::are_short(link.as_raw_fd(), limit);
-            self.wait_for_silent(link);
-            if is_short {
-                // Tried again after a while.
-                self.epoll.remove(self.listeners[index].as_raw_fd());
-                self.lost.push(Source::Listener(index));
-                return;
-            }
-        }
-        self.wait_again(number, Source::Listener(index));
-    }
-
-    /// Waits for the first message of a connection. The oldest of the same user may have to give way.
-    fn wait_for_silent(&mut self, link: Link) {
-        let Ok(Peer { uid, .. }) = peer(&link) else { return };
-        let number = self.next_source;
-        if self.wait_for(Source::Caller(Caller::Silent(link)))
-            && let Some(oldest) = self.silent.add(uid, number, Instant::now())
-        {
-            self.give_way(oldest);
-        }
-    }
-
-    /// Ends a silent connection, unless it has just said something.
-    fn give_way(&mut self, number: u64) {
-        self.silent.remove(number);
-        let Some(Source::Caller(caller)) = self.waiting_for.remove(&number) else { return };
-        self.epoll.remove(caller.as_raw_fd());
-        match self.sessions.hear(caller) {
-            Call::Later(Caller::Silent(_)) => {}
-            call => self.follow_up(call),
-        }
-    }
-
-    /// Does what a caller's message came to.
-    fn follow_up(&mut self, call: Call) {
-        match call {
-            Call::Later(Caller::Silent(link)) => self.wait_for_silent(link),
-            Call::Later(caller) => {
-                self.wait_for(Source::Caller(caller));
-            }
-            Call::Joined(session) => {
-                self.wait_for(Source::Program(session));
-            }
-            Call::Asked(link, session, advise) => {
-                // The advice thread runs as long as the manager.
-                let _ = self.advice.send((link, session, advise));
-            }
-            Call::Unmanaged(tenant, pid, why) => unmanaged::report(&tenant, pid, &why, self.front_pid),
-            Call::Over => {}
-        }
-    }
-
     /// The front is dead, and with it whoever would guard the jobs: they end here.
     fn avenge_front(&self) -> i32 {
         // First, because nobody does it if we are killed, too.
@@ -600,7 +533,7 @@ impl Manager {
             self.write_stats();
         }
         self.door.iter().for_each(|door| door.let_finish());
-        self.traced.lock().look_back();
+        self.tracing.look_back();
         if !self.config.quiet {
             log(&self.stats().summary(Some(&self.shrink_worker.peak())));
         }
@@ -622,12 +555,9 @@ impl Manager {
             // Who does not hear it takes us for dead, and kills the job.
             let _ = tenant.release();
         }
-        // Who has begun to come is told to go on alone.
-        let started = Instant::now();
-        while started.elapsed() < LAST_CALLS {
-            self.turn();
-        }
-        self.pager.release();
+        // A process that has begun to come is told to go on alone, by the reception.
+        std::thread::sleep(LAST_CALLS);
+        retire::release(&self.pager);
         if self.sessions.all().is_empty() {
             front::remove_agent(&self.agent);
         }
@@ -670,6 +600,34 @@ impl Waiting {
         // Whoever comes after this look rings again.
         let _ = (&self.bell).read(&mut [0; 8]);
         self.queue.try_iter().collect()
+    }
+}
+
+/// Forgets what processes leave behind, and ends the sessions of those that execute another program, until told to stop.
+fn reap(pager: &Pager, sessions: &Sessions, stop: &AtomicBool) {
+    let mut swept = Instant::now();
+    while !stop.load(Relaxed) && !visit::is_surplus() {
+        let more = pager.reap();
+        if swept.elapsed() >= LONG_REAP_PAUSE {
+            sessions.sweep();
+            swept = Instant::now();
+        }
+        std::thread::sleep(if more { REAP_PAUSE } else { LONG_REAP_PAUSE });
+    }
+}
+
+/// Follows the hints of programs.
+fn give_advice(pager: &Pager, questions: &Mutex<mpsc::Receiver<Question>>, again: &mpsc::Sender<Question>) {
+    while !visit::is_surplus() {
+        // The lock is free before the hint is followed.
+        let Ok((link, session, advise)) = questions.lock().recv() else { return };
+        if !session.space.is_shunned() && follow(pager, &session, &advise) {
+            // The program may have gone away meanwhile.
+            let _ = link.send(&[kind::ADVISED], None);
+        } else {
+            std::thread::sleep(ADVICE_PAUSE);
+            let _ = again.send((link, session, advise));
+        }
     }
 }
 

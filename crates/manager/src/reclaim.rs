@@ -14,6 +14,7 @@ use std::time::{Duration, Instant};
 
 use uzswap_engine::{Group, PAGE_SIZE};
 use uzswap_vm::pager::Pager;
+use uzswap_vm::visit;
 
 use crate::charge::{Charge, EXHAUSTED_PAUSE, LONGEST_PAUSE, margin};
 use crate::control::{GroupId, Limit};
@@ -80,8 +81,9 @@ struct Need {
 type Sizes<'a> = &'a [(Arc<Session>, u64)];
 
 impl Reclaimer {
-    /// A reclaimer at rest.
+    /// A reclaimer that knows nothing of what one before it has done, but which processes may rest.
     pub fn new(shrink_worker: Arc<ShrinkWorker>, watch: Arc<Watch>, taker: Taker, stop: Arc<AtomicBool>) -> Reclaimer {
+        let resting = taker.pager.spaces();
         Reclaimer {
             shrink_worker,
             watch,
@@ -89,14 +91,14 @@ impl Reclaimer {
             stop,
             need: HashMap::new(),
             shrunk: 0,
-            load: LoadControl::new(),
+            load: LoadControl::new(resting),
             condemned: HashSet::new(),
         }
     }
 
     /// Works until told to stop.
     pub fn run(mut self) {
-        while !self.stop.load(Relaxed) {
+        while !self.is_over() {
             let sessions = self.watch.measure();
             self.control_load(&sessions);
             let more = self.reclaim(&sessions);
@@ -118,10 +120,15 @@ impl Reclaimer {
                 continue;
             }
             // Whoever is refused memory rings, and so does the watch as long as a group has too much.
-            while !self.taker.groups.bell.wait(LONGEST_PAUSE) && !self.stop.load(Relaxed) {
+            while !self.taker.groups.bell.wait(LONGEST_PAUSE) && !self.is_over() {
                 self.taker.pager.hear_late_answers();
             }
         }
+    }
+
+    /// Whether the job is over, or another thread does this now.
+    fn is_over(&self) -> bool {
+        self.stop.load(Relaxed) || visit::is_surplus()
     }
 
     fn is_any_exhausted(&self) -> bool {
@@ -229,13 +236,17 @@ impl Reclaimer {
         let charges = self.taker.groups.all();
         let groups: HashSet<Group> =
             charges.iter().filter(|other| other.is_below(charge.id)).map(|other| other.group).collect();
-        self.taker.pager.spaces().iter().any(|space| groups.contains(&space.account().group()) && space.has_waiting())
+        self.taker
+            .pager
+            .open_spaces()
+            .iter()
+            .any(|space| groups.contains(&space.account().group()) && space.has_waiting())
     }
 
     /// Tells whether anybody waits.
     fn let_waiting_try(&self) -> bool {
         let mut waiting = false;
-        for space in self.taker.pager.spaces() {
+        for space in self.taker.pager.open_spaces() {
             if space.has_waiting() {
                 self.taker.pager.service(&space);
                 waiting = true;
@@ -367,6 +378,9 @@ impl Taker {
         for (session, bytes) in sessions {
             if *bytes < largest / 2 && step.freed > 0 {
                 break;
+            }
+            if session.space.is_shunned() {
+                continue;
             }
             let room = self.groups.swap_room(&session.charge(), want);
             if room > 0 {

@@ -2,8 +2,10 @@
 //!
 //! 1. Meanwhile nobody evicts, and nobody has a limit: else what comes back would go again.
 //! 2. If there is not memory enough, or it takes too long, all is as it was before.
+//! 3. Threads of their own do the work: a process that holds the lock of its memory holds up one of these, and the caller does not wait
+//!    for it beyond its time.
 
-use std::sync::Arc;
+use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
 use uzswap_engine::Zswap;
@@ -19,7 +21,7 @@ const PATIENCE_PER_GIB: Duration = Duration::from_secs(30);
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// Brings back what all programs have lost, for good. An error says why that cannot be.
-pub fn bring_back(pager: &Pager, groups: &Groups, engine: &Zswap) -> Result<(), String> {
+pub fn bring_back(pager: &Arc<Pager>, groups: &Groups, engine: &Zswap) -> Result<(), String> {
     let away = engine.counters();
     let bytes = away.root.zswapped + away.root.swapped;
     let available = memory::available().unwrap_or(u64::MAX);
@@ -34,13 +36,28 @@ pub fn bring_back(pager: &Pager, groups: &Groups, engine: &Zswap) -> Result<(), 
     let limits = Lifted::lift(groups);
     pager.set_evicting(false);
     let patience = PATIENCE + PATIENCE_PER_GIB * (bytes >> 30) as u32;
-    if pager.bring_back_all(Instant::now() + patience) {
+    let (worker, until) = (pager.clone(), Instant::now() + patience);
+    if within(patience + PATIENCE, move || worker.bring_back_all(until)) == Some(true) {
         // Nobody has use for limits any more.
         std::mem::forget(limits);
         return Ok(());
     }
     pager.set_evicting(true);
     Err(format!("{} MiB have not been brought back within {} s; is a job stopped?", mib(bytes), patience.as_secs()))
+}
+
+/// Lets all programs go on without this manager, as far as they let themselves be reached: nothing of theirs is away any more.
+pub fn release(pager: &Arc<Pager>) {
+    let worker = pager.clone();
+    within(PATIENCE, move || worker.release());
+}
+
+/// Does `work` in a thread of its own. None if that takes too long, or there is no thread.
+fn within<T: Send + 'static>(time: Duration, work: impl FnOnce() -> T + Send + 'static) -> Option<T> {
+    let (said, heard) = mpsc::channel();
+    let work = move || drop(said.send(work()));
+    std::thread::Builder::new().name("retire".to_owned()).spawn(work).ok()?;
+    heard.recv_timeout(time).ok()
 }
 
 /// The limits of all groups, which are set again when this is dropped.

@@ -33,6 +33,7 @@ use uzswap_vm::sys::link::{Link, Received, is_pidfd, is_userfaultfd};
 use uzswap_vm::sys::process::{Kinship, Memory, Pagemap, PidFd, children, share_memory};
 use uzswap_vm::sys::threads::Threads;
 use uzswap_vm::sys::uffd::Uffd;
+use uzswap_vm::visit::Visit;
 
 use crate::charge::Charge;
 use crate::control::GroupId;
@@ -148,6 +149,7 @@ impl Session {
     /// Measures its share anew. That walks over its whole memory and waits for its layout to stand still; it is next due when no more
     /// than one in `rarity` parts of the time will have been spent on it.
     pub fn measure_share(&self, rarity: u32) {
+        let _visit = self.space.visit();
         let start = self.share.now();
         let shared = self.proportional_pages().map_or(0, |own| self.anon_pages().saturating_sub(own));
         self.share.bytes.store(shared * PAGE_SIZE as u64, Relaxed);
@@ -348,6 +350,11 @@ impl Sessions {
         let Ok(worker_pid) = link.peer() else { return Call::Over };
         let pidfd = PidFd::from(program);
         let Some(pid) = pidfd.pid() else { return Call::Over };
+        if tenant.owner.is_shunned() {
+            let _ = link.send(&[kind::EXIT], None);
+            return Call::Unmanaged(tenant, pid, "processes of its user hold up threads of the manager".to_owned());
+        }
+        let _visit = Visit::of_process(pid, &tenant.owner);
         // The memory is opened last: what was opened before it may be of an earlier one, but never of a later one.
         let opened = Pagemap::open(worker_pid)
             .and_then(|pagemap| Ok((pagemap, Memory::open(worker_pid, hello.staging_proof())?)));
@@ -370,7 +377,7 @@ impl Sessions {
             return Call::Over;
         };
         let claimed = if forked { self.pager.claim(worker) } else { Err(worker) };
-        let space = match claimed.unwrap_or_else(|worker| self.pager.adopt(worker, uffd, self.heir_of(&tenant, pid))) {
+        let space = match claimed.unwrap_or_else(|worker| self.adopt(&tenant, worker, uffd)) {
             Ok(space) => space,
             // A worker that lies.
             Err(error) if error.kind() == std::io::ErrorKind::PermissionDenied => return Call::Over,
@@ -417,6 +424,11 @@ impl Sessions {
             self.pager.dismiss(&old.space);
         }
         Call::Joined(session)
+    }
+
+    fn adopt(&self, tenant: &Tenant, worker: Worker, uffd: Uffd) -> std::io::Result<Arc<Space>> {
+        let heir = self.heir_of(tenant, worker.program);
+        self.pager.adopt(worker, uffd, heir, tenant.owner.clone())
     }
 
     /// The account of a process of a job that has no session yet, or whose program has executed another.
@@ -496,7 +508,12 @@ impl Sessions {
         let start = all.partition_point(|session| session.id <= self.swept.load(Relaxed));
         let (next, rest) = all[start..].split_at(SOME.min(all.len() - start));
         self.swept.store(next.last().filter(|_| !rest.is_empty()).map_or(0, |last| last.id), Relaxed);
-        next.iter().filter(|session| !session.is_current()).for_each(|session| self.end(session));
+        for session in next.iter().filter(|session| !session.space.is_shunned()) {
+            let _visit = session.space.visit();
+            if !session.is_current() {
+                self.end(session);
+            }
+        }
         self.list.write().moved.retain(|_, (pidfd, _)| !pidfd.has_ended());
     }
 

@@ -23,6 +23,7 @@ use parking_lot::Mutex;
 use uzswap_engine::PAGE_SIZE;
 use uzswap_vm::pager::Pager;
 use uzswap_vm::sys::{memory, thread};
+use uzswap_vm::visit;
 
 use crate::sessions::{Session, Sessions};
 
@@ -49,11 +50,22 @@ const COUNT_INTERVAL: Duration = Duration::from_millis(100);
 /// How long to wait for the parent of a process that has ended.
 const PARENT_PATIENCE: Duration = Duration::from_secs(2);
 
+/// How long the end of the manager waits for the thread that looks.
+const LOOK_BACK_PATIENCE: Duration = Duration::from_millis(200);
+
 /// The bit of a wait status that tells of a core dump.
 const CORE_DUMPED: i32 = 0x80;
 
-/// Watches all processes for tracers and core dumps.
-pub struct Traced {
+/// The watch for tracers and core dumps.
+pub struct Tracing {
+    pager: Arc<Pager>,
+    sessions: Arc<Sessions>,
+    /// What the latest thread knows.
+    current: Mutex<Option<Arc<Mutex<Traced>>>>,
+}
+
+/// What one thread knows of all processes.
+struct Traced {
     pager: Arc<Pager>,
     sessions: Arc<Sessions>,
     known: HashMap<u64, Known>,
@@ -98,15 +110,17 @@ struct Status {
     switches: u64,
 }
 
-impl Traced {
-    /// Nothing known yet.
-    pub fn new(pager: Arc<Pager>, sessions: Arc<Sessions>) -> Traced {
-        Traced { pager, sessions, known: HashMap::new() }
+impl Tracing {
+    /// A watch that no thread keeps yet.
+    pub fn new(pager: Arc<Pager>, sessions: Arc<Sessions>) -> Tracing {
+        Tracing { pager, sessions, current: Mutex::new(None) }
     }
 
-    /// Looks until told to stop.
-    pub fn run(traced: &Mutex<Traced>, stop: &AtomicBool) {
-        while !stop.load(Relaxed) {
+    /// Looks until told to stop, or replaced.
+    pub fn run(&self, stop: &AtomicBool) {
+        let traced = Arc::new(Mutex::new(Traced::new(self.pager.clone(), self.sessions.clone())));
+        *self.current.lock() = Some(traced.clone());
+        while !stop.load(Relaxed) && !visit::is_surplus() {
             let start = thread::processor_time();
             let (pause, share) = if traced.lock().look() { (PAUSE, SHARE) } else { (IDLE_PAUSE, IDLE_SHARE) };
             let taken = thread::processor_time() - start;
@@ -115,11 +129,26 @@ impl Traced {
         }
     }
 
-    /// Reports the dumps of processes that have ended since the last look. The manager is about to end.
-    pub fn look_back(&mut self) {
-        self.known.values_mut().for_each(|known| {
-            known.look_back();
+    /// Reports the dumps of processes that have ended since the last look. The manager is about to end, and does not wait for long.
+    pub fn look_back(&self) {
+        let current = self.current.lock().clone();
+        if let Some(mut traced) = current.as_ref().and_then(|traced| traced.try_lock_for(LOOK_BACK_PATIENCE)) {
+            traced.known.values_mut().for_each(|known| {
+                known.look_back();
+            });
+        }
+    }
+}
+
+impl Traced {
+    /// Knows which processes are held in, and nothing else yet.
+    fn new(pager: Arc<Pager>, sessions: Arc<Sessions>) -> Traced {
+        let held = sessions.all().into_iter().filter(|session| session.space.is_held_in());
+        let known = held.map(|session| {
+            let held = Some(Held { last_stop: Instant::now(), lasting: false });
+            (session.id, Known { held, ..Known::new(session) })
         });
+        Traced { known: known.collect(), pager, sessions }
     }
 
     /// Looks at all processes; tells whether there is one that something was evicted from.
@@ -150,7 +179,7 @@ impl Known {
     /// Looks at a process that lives.
     fn look(&mut self, pager: &Pager) {
         // Of a process that nothing was evicted from, a debugger sees all.
-        if self.held.is_none() && !self.session.space.is_tied() {
+        if self.session.space.is_shunned() || self.held.is_none() && !self.session.space.is_tied() {
             return;
         }
         let Some(status) = Status::of(self.session.pid) else { return };

@@ -89,10 +89,12 @@ pub struct LoadControl {
 }
 
 impl LoadControl {
-    /// Nobody rests.
-    pub fn new() -> LoadControl {
+    /// Has all processes of `spaces` go on that an earlier one has made rest.
+    pub fn new(spaces: Vec<Arc<Space>>) -> LoadControl {
         let processors = std::thread::available_parallelism().map_or(1, |count| count.get());
-        let (groups, before, resting) = Default::default();
+        let (groups, before) = Default::default();
+        // These numbers are no sessions': so they go on at the first look.
+        let resting = spaces.into_iter().map(|space| (u64::MAX - space.id, space)).collect();
         LoadControl { processors, looked: Instant::now(), groups, before, resting }
     }
 
@@ -128,10 +130,10 @@ impl LoadControl {
         }
         self.before = seen;
         // Those first who go on. Of one that has ended somebody else may have the memory.
-        for (_, space) in self.resting.extract_if(|id, _| !rest.contains_key(id)) {
+        for (_, space) in self.resting.extract_if(|id, space| !rest.contains_key(id) && !space.is_shunned()) {
             pager.rest(&space, false);
         }
-        for (id, space) in rest {
+        for (id, space) in rest.into_iter().filter(|(_, space)| !space.is_shunned()) {
             if !self.resting.contains_key(&id) {
                 space.account().counters().rested.fetch_add(1, Relaxed);
             }

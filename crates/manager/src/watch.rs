@@ -15,7 +15,8 @@ use parking_lot::Mutex;
 use uzswap_engine::PAGE_SIZE;
 use uzswap_vm::pager::Pager;
 use uzswap_vm::sys::faults::FaultMeter;
-use uzswap_vm::sys::thread;
+use uzswap_vm::sys::{ptrace, thread};
+use uzswap_vm::visit;
 
 use crate::agent_file::Board;
 use crate::brake::Brake;
@@ -84,11 +85,12 @@ impl Watch {
         // Otherwise a look may come many milliseconds late, where there is more to run than processors. The threads that do
         // the work are ordinary ones: they would only take the processors from the programs that wait for them.
         let _ = thread::ask_for_promptness();
+        ptrace::allow_ending();
         let (mut registered, mut brake) = (Registered::default(), Brake::default());
         let (mut meter, mut touched) = (FaultMeter::open().ok(), None);
         let (mut processes, mut rung, mut last) = (0, true, Instant::now());
         let mut late = Duration::ZERO;
-        while !stop.load(Relaxed) {
+        while !stop.load(Relaxed) && !visit::is_surplus() {
             let start = thread::processor_time();
             let quiet = self.groups.all().iter().all(|charge| charge.excess() <= 0);
             if processes >= MANY && quiet && !rung && last.elapsed() < STALE {
@@ -164,20 +166,23 @@ impl Watch {
     /// Registers what those have mapped who are near a limit, and measures shares, until told to stop.
     pub fn register(&self, stop: &AtomicBool) {
         let _ = thread::ask_for_short_slices();
-        while !stop.load(Relaxed) {
+        while !stop.load(Relaxed) && !visit::is_surplus() {
             let (mappings, share) = {
                 let mut due = self.due.lock();
                 // Of these one at a time: those whose mappings are to be registered may be held.
                 (std::mem::take(&mut due.mappings), due.shares.pop_front())
             };
             for session in &mappings {
+                if session.space.is_shunned() {
+                    continue;
+                }
                 let asked = session.refreshes_asked();
                 // Fails only for a process that is going away.
                 if self.pager.refresh(&session.space).unwrap_or(true) {
                     session.note_refresh(asked);
                 }
             }
-            if let Some(session) = share {
+            if let Some(session) = share.filter(|session| !session.space.is_shunned()) {
                 session.measure_share(SHARED_SHARE * self.sessions.count() as u32);
             } else if mappings.is_empty() {
                 self.bell.wait(Duration::from_secs(1));

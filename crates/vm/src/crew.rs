@@ -17,6 +17,7 @@ use crate::fault::Load;
 use crate::pager::{Pager, read_pages, with_buffer};
 use crate::space::{Space, Worker};
 use crate::sys::thread;
+use crate::visit::{self, Visit};
 
 /// The most pages that one thread loads or stores at once: a folio.
 pub(crate) const PART: usize = 64;
@@ -50,11 +51,20 @@ enum Task {
 }
 
 impl Tasks {
-    /// The first load where nobody fills; if somebody does everywhere, the first of all.
+    /// The first load where no thread fills; if one does everywhere, the first of all. Loads of address spaces that are not to be
+    /// visited go to the end.
     fn take_load(&mut self) -> Option<(Arc<Space>, Load)> {
+        for _ in 0..self.loads.len().min(MOST_LOOKED_AT) {
+            if !self.loads[0].0.is_shunned() {
+                break;
+            }
+            self.loads.rotate_left(1);
+        }
         let place = |(space, load): &(Arc<Space>, Load)| (space.id, load.chunk());
-        let free = self.loads.iter().take(MOST_LOOKED_AT).position(|load| !self.filled.contains(&place(load)));
-        let taken = self.loads.remove(free.unwrap_or(0))?;
+        let is_free = |load: &(Arc<Space>, Load)| !load.0.is_shunned() && !self.filled.contains(&place(load));
+        let free = self.loads.iter().take(MOST_LOOKED_AT).position(is_free);
+        let first = || self.loads.front().is_some_and(|load| !load.0.is_shunned()).then_some(0);
+        let taken = self.loads.remove(free.or_else(first)?)?;
         self.filled.push(place(&taken));
         Some(taken)
     }
@@ -105,6 +115,8 @@ impl Crew {
 
 /// Staged pages that are being stored.
 struct Batch {
+    /// The number of the address space that they are of.
+    space: u64,
     worker: Arc<Worker>,
     sequences: Vec<u32>,
     homes: Vec<Home>,
@@ -133,14 +145,15 @@ impl Batch {
 }
 
 impl Pager {
-    /// Does what there is for the crew to do; never returns. Any number of threads may.
-    pub fn work(&self) -> ! {
+    /// Does what there is for the crew to do, until the calling thread is replaced. Any number of threads may.
+    pub fn work(&self) {
         // Who waits for the last part is not to wait for a whole time slice.
         let _ = thread::ask_for_short_slices();
-        loop {
+        while !visit::is_surplus() {
             match self.crew.wait() {
                 Task::Load(space, load) => self.finish_taken(&space, load),
                 Task::Store(batch) => {
+                    let _visit = Visit::of_space(batch.space);
                     if !self.store_part(&batch) {
                         self.crew.tasks.lock().stores.retain(|other| !Arc::ptr_eq(other, &batch));
                     }
@@ -151,6 +164,7 @@ impl Pager {
 
     /// Finishes a load that was taken here.
     pub(crate) fn finish_taken(&self, space: &Space, load: Load) {
+        let _visit = space.visit();
         let place = (space.id, load.chunk());
         self.finish_load(space, load);
         self.crew.done(place);
@@ -168,7 +182,7 @@ impl Pager {
         let progress = BatchProgress { next: 0, pending: 0, slots: vec![None; sequences.len()], error: None };
         let helped = helped && sequences.len() > PART;
         let (worker, progress, done) = (worker.clone(), Mutex::new(progress), Condvar::new());
-        let batch = Arc::new(Batch { worker, sequences, homes, progress, done });
+        let batch = Arc::new(Batch { space: space.id, worker, sequences, homes, progress, done });
         if helped {
             self.crew.tasks.lock().stores.push(batch.clone());
             self.crew.more.notify_all();

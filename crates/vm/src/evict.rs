@@ -8,7 +8,7 @@
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use uzswap_engine::{PAGE_SIZE, Slot};
 use uzswap_proto::{MAX_BATCH_PAGES, Run, STAGING_PAGES, evict, evicted, kind};
@@ -21,7 +21,7 @@ use crate::sys::process::Present;
 use crate::sys::thread::OneProcessor;
 use crate::sys::uffd::{FillError, Probe};
 use crate::table::{PageState, STATE_BITS};
-use crate::{PAGE, layout};
+use crate::{PAGE, layout, visit};
 
 /// How a request to a worker ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -33,9 +33,6 @@ pub(crate) enum Talk {
     /// No worker, or it is gone.
     Gone,
 }
-
-/// How long a worker may take before reclaim turns to another.
-pub(crate) const WORKER_PATIENCE: Duration = Duration::from_millis(500);
 
 /// How long to wait for somebody else's conversation with a worker.
 const CONVERSATION_PATIENCE: Duration = Duration::from_millis(2);
@@ -54,6 +51,7 @@ impl Pager {
     /// Registers what is mapped and not yet watched, so that it can be evicted and so that fresh pages are seen as they
     /// are touched. False if it is to be called again: the worker is busy.
     pub fn refresh(&self, space: &Space) -> io::Result<bool> {
+        let _visit = space.visit();
         self.keep_exit_words(space);
         // Between a request and its answer no event may be read.
         let Some(_conversation) = space.conversation.try_lock_for(CONVERSATION_PATIENCE) else { return Ok(false) };
@@ -124,6 +122,7 @@ impl Pager {
     /// Moves about `pages` pages out of the program into its staging area: those that reclaim's hand comes to, but for what is
     /// hot (see `heat`).
     pub fn evict(&self, space: &Space, pages: usize) -> io::Result<Progress> {
+        let _visit = space.visit();
         self.keep_exit_words(space);
         let _conversation = space.conversation.lock();
         let Some(worker) = self.resume(space) else { return Ok(Progress::default()) };
@@ -196,6 +195,7 @@ impl Pager {
 
     /// Moves all of `range` out and into the engine, now.
     pub fn page_out(&self, space: &Space, range: Range) -> io::Result<Progress> {
+        let _visit = space.visit();
         let mut total = Progress::default();
         self.keep_exit_words(space);
         let parts = space.lock().registered.within(range);
@@ -231,6 +231,7 @@ impl Pager {
 
     /// Makes what is in `range` the first that reclaim takes.
     pub fn make_cold(&self, space: &Space, range: Range) {
+        let _visit = space.visit();
         let mut state = space.lock();
         let parts = state.registered.within(range);
         if let Some(first) = parts.first() {
@@ -244,6 +245,7 @@ impl Pager {
     /// Never evicts from `range` again, and brings back what was. Tells whether that is done; if not, as a worker is late
     /// with its answer, it is to be called again.
     pub fn exclude(&self, space: &Space, range: Range) -> bool {
+        let _visit = space.visit();
         space.lock().excluded.insert(range);
         self.bring_back(space, range)
     }
@@ -254,7 +256,8 @@ impl Pager {
         if !self.some_are_late.swap(false, Relaxed) {
             return;
         }
-        for space in self.spaces() {
+        for space in self.open_spaces() {
+            let _visit = space.visit();
             let Some(conversation) = space.conversation.try_lock() else {
                 // Whoever is in conversation need not be there to hear the answer.
                 self.some_are_late.store(true, Relaxed);
@@ -366,6 +369,7 @@ impl Pager {
     }
 
     fn store_oldest(&self, space: &Space, keep: usize, helped: bool) -> io::Result<Progress> {
+        let _visit = space.visit();
         let _conversation = space.conversation.lock();
         let mut progress = Progress::default();
         while let Some(worker) = self.resume(space) {
@@ -439,7 +443,7 @@ impl Pager {
     pub(crate) fn talk(&self, space: &Space, worker: &Worker, words: &[u64]) -> Talk {
         let _together = OneProcessor::with(worker.pid);
         match worker.link.send(words, None) {
-            Ok(()) => self.listen(space, worker, WORKER_PATIENCE),
+            Ok(()) => self.listen(space, worker, space.owner.patience()),
             Err(_) => self.lose_worker(space),
         }
     }
@@ -460,7 +464,10 @@ impl Pager {
     }
 
     pub(crate) fn listen(&self, space: &Space, worker: &Worker, patience: Duration) -> Talk {
-        let words = match worker.link.receive(patience) {
+        let asked = Instant::now();
+        let heard = visit::bounded(|| worker.link.receive(patience));
+        space.owner.waited(asked.elapsed());
+        let words = match heard {
             Ok(None) => {
                 self.some_are_late.store(true, Relaxed);
                 return Talk::Silent;

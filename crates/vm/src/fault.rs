@@ -42,6 +42,7 @@ impl Pager {
     ///
     /// While a thread is here the userfaultfd is reported to no other, unless several faults wait at once.
     pub(crate) fn service_while(&self, space: &Space, more: impl Fn() -> bool) {
+        let _visit = space.visit();
         let mut tries = 0;
         loop {
             let mut pass = Pass::default();
@@ -192,7 +193,7 @@ impl Pager {
         self.flush_staging(space, state, &child, &wiped);
         let mut inherited = State { unheard: said, ..state.inherit(&self.engine) };
         wiped.iter().for_each(|range| inherited.empty(&self.engine, range));
-        if let Err(error) = self.register(child, inherited, space.account()) {
+        if let Err(error) = self.register(child, inherited, space.account(), space.owner.clone()) {
             self.host.kill(space.id, &format!("no room for one more process: {error}"));
         }
     }
@@ -250,6 +251,7 @@ impl Pager {
     /// Has a process rest, as long as it may be evicted from: whoever of it comes for memory waits until it is to rest no longer.
     /// Who finds all that he needs there goes on.
     pub fn rest(&self, space: &Space, rests: bool) {
+        let _visit = space.visit();
         {
             let mut state = space.lock();
             state.rests = rests && self.evicting.load(Relaxed) && !space.held_in.load(Relaxed);

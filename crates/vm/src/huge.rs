@@ -18,6 +18,7 @@ use crate::pager::Pager;
 use crate::range::Range;
 use crate::space::{Request, Space, State};
 use crate::table::CHUNK;
+use crate::visit;
 
 const _: () = assert!(CHUNK == uzswap_proto::HUGE_PAGE_SIZE as u64);
 
@@ -97,17 +98,18 @@ impl Collapses {
 }
 
 impl Pager {
-    /// Makes huge pages of those that are due; never returns.
-    pub fn collapse_huge_pages(&self) -> ! {
-        loop {
+    /// Makes huge pages of those that are due, until the calling thread is replaced.
+    pub fn collapse_huge_pages(&self) {
+        while !visit::is_surplus() {
             let Due { space, range, .. } = self.collapses.wait();
-            if let Some(space) = self.space(space) {
+            if let Some(space) = self.space(space).filter(|space| !space.is_shunned()) {
                 self.collapse(&space, range);
             }
         }
     }
 
     fn collapse(&self, space: &Space, range: Range) {
+        let _visit = space.visit();
         let _conversation = space.conversation.lock();
         let Some(worker) = self.resume(space) else { return };
         {

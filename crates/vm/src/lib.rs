@@ -12,6 +12,8 @@
 //! | `heat` | which pages reclaim passes over |
 //! | `watched` | whether what passes for registered is |
 //! | `guard` | what changes without an event: guard pages, wiping on fork |
+//! | [`visit`] | which thread is busy with which address space, and whether it makes progress |
+//! | [`owner`] | what one user's processes may cost another's |
 //! | `exit_words` | what the kernel needs when a thread ends |
 //! | `removal` | what is about to be discarded |
 //! | `huge` | huge pages that were |
@@ -37,9 +39,11 @@ mod watched;
 
 mod heat;
 mod huge;
+pub mod owner;
 mod removal;
 pub mod space;
 mod table;
+pub mod visit;
 
 mod epoch;
 mod layout;

@@ -26,15 +26,16 @@ use uzswap_engine::{Group, Home, PAGE_SIZE, Page, Zswap};
 use uzswap_proto::{Nonce, kind};
 
 use crate::crew::Crew;
-use crate::evict::WORKER_PATIENCE;
 use crate::fault::wait_for_program;
 use crate::huge::Collapses;
+use crate::owner::Owner;
 use crate::range::Range;
 use crate::space::{Space, State, Worker};
 use crate::swapin::{Folios, Swapin};
 use crate::sys::epoll::Epoll;
 use crate::sys::process;
 use crate::sys::uffd::{FillError, MAIN_FEATURES, MOVE, Message, Probe, Uffd};
+use crate::visit::{self, Visit};
 use crate::{PAGE, layout, watched};
 
 /// How often a child's layout may be found changing before it is given up.
@@ -168,14 +169,26 @@ impl Pager {
         self.registry.lock().spaces.values().cloned().collect()
     }
 
-    pub(crate) fn space(&self, id: u64) -> Option<Arc<Space>> {
+    /// Every address space that may be visited.
+    pub fn open_spaces(&self) -> Vec<Arc<Space>> {
+        self.registry.lock().spaces.values().filter(|space| !space.is_shunned()).cloned().collect()
+    }
+
+    /// Returns the address space with this number, if it is there still.
+    pub fn space(&self, id: u64) -> Option<Arc<Space>> {
         self.registry.lock().spaces.get(&id).cloned()
     }
 
-    pub(crate) fn register(&self, uffd: Uffd, state: State, account: Arc<dyn Account>) -> io::Result<Arc<Space>> {
+    pub(crate) fn register(
+        &self,
+        uffd: Uffd,
+        state: State,
+        account: Arc<dyn Account>,
+        owner: Arc<Owner>,
+    ) -> io::Result<Arc<Space>> {
         let mut registry = self.registry.lock();
         registry.next += 1;
-        let space = Arc::new(Space::new(registry.next, uffd, state, account));
+        let space = Arc::new(Space::new(registry.next, uffd, state, account, owner));
         self.epoll.add(space.as_raw_fd(), space.id)?;
         registry.spaces.insert(space.id, space.clone());
         Ok(space)
@@ -185,10 +198,17 @@ impl Pager {
     ///
     /// # Errors
     /// The kernel refuses, or the userfaultfds are not of the worker's memory.
-    pub fn adopt(&self, worker: Worker, uffd: Uffd, account: Arc<dyn Account>) -> io::Result<Arc<Space>> {
+    pub fn adopt(
+        &self,
+        worker: Worker,
+        uffd: Uffd,
+        account: Arc<dyn Account>,
+        owner: Arc<Owner>,
+    ) -> io::Result<Arc<Space>> {
+        let _visit = Visit::of_process(worker.program, &owner);
         uffd.handshake(MAIN_FEATURES)?;
         prove(&uffd, &worker)?;
-        let space = self.register(uffd, State::default(), account)?;
+        let space = self.register(uffd, State::default(), account, owner)?;
         {
             let mut state = space.lock();
             state.program = Some(worker.program);
@@ -220,6 +240,7 @@ impl Pager {
     }
 
     fn claim_space(&self, space: &Space, worker: Worker) -> io::Result<()> {
+        let _visit = space.visit();
         // Only now is it certain that the process with the number is the child: it may have been passed on.
         let mut tries = 0;
         while let Err(error) = prove(&space.uffd, &worker) {
@@ -268,16 +289,32 @@ impl Pager {
         Ok(())
     }
 
-    /// Serves faults and events; returns only with an error. Any number of threads may.
+    /// Serves faults and events until the calling thread is replaced. Any number of threads may.
+    ///
+    /// # Errors
+    /// The kernel does not tell of faults any more.
     pub fn serve(&self) -> io::Result<()> {
-        loop {
+        while !visit::is_surplus() {
             let ready = self.epoll.wait(-1)?;
             for id in ready {
                 if let Some(space) = self.space(id) {
-                    self.service_while(&space, || space.pace.spin(|| space.uffd.spin()));
+                    if visit::is_surplus() {
+                        self.rearm(&space);
+                    } else if !space.is_shunned() {
+                        self.service_while(&space, || space.pace.spin(|| space.uffd.spin()));
+                    }
                 }
             }
         }
+        Ok(())
+    }
+
+    /// Has all address spaces that may be visited again reported, and loads for them taken. To be called when a thread that was stuck has
+    /// gone on.
+    pub fn reopen(&self) {
+        self.open_spaces().iter().for_each(|space| self.rearm(space));
+        self.some_are_late.store(true, std::sync::atomic::Ordering::Relaxed);
+        self.crew.call();
     }
 
     /// Notes under which number the worker of a forked child can claim its address space. Any earlier one is forgotten.
@@ -300,7 +337,8 @@ impl Pager {
     /// A userfaultfd is closed only then: were it closed earlier, evicted pages would read as zeros.
     pub fn reap(&self) -> bool {
         let (mut dead, mut more) = (Vec::new(), false);
-        for space in self.spaces() {
+        for space in self.open_spaces() {
+            let _visit = space.visit();
             let Some(mut state) = space.try_lock() else {
                 more = true;
                 continue;
@@ -345,7 +383,8 @@ impl Pager {
                 Message::Fault { address, .. } => pages.push(address),
                 // It would miss the same contents.
                 Message::Fork(child) => {
-                    drop(self.register(child, State { gone: true, ..State::default() }, space.account()))
+                    let state = State { gone: true, ..State::default() };
+                    drop(self.register(child, state, space.account(), space.owner.clone()));
                 }
                 Message::Change(_) => {}
             }
@@ -373,13 +412,14 @@ impl Pager {
 
     /// Tells the worker of `space` that its program has ended or turned to another.
     pub fn dismiss(&self, space: &Space) {
+        let _visit = space.visit();
         let _conversation = space.conversation.lock();
         let late = {
             let state = space.lock();
             state.worker.clone().filter(|_| state.request.is_some())
         };
         if let Some(worker) = late {
-            self.listen(space, &worker, WORKER_PATIENCE);
+            self.listen(space, &worker, space.owner.patience());
         }
         space.lock().worker = None;
     }

@@ -30,7 +30,7 @@ impl Pager {
     pub fn set_evicting(&self, allowed: bool) {
         self.evicting.store(allowed, Relaxed);
         if !allowed {
-            self.spaces().iter().for_each(|space| self.rest(space, false));
+            self.open_spaces().iter().for_each(|space| self.rest(space, false));
         }
     }
 
@@ -48,12 +48,14 @@ impl Pager {
     /// Brings back what was evicted from `space`, which is held in; gives how many pages are still away. If not 0, a worker or the
     /// program is late, or a page cannot be loaded: call it again.
     pub fn bring_back_space(&self, space: &Space) -> usize {
+        let _visit = space.visit();
         self.bring_back(space, ALL);
         self.pages_away(space)
     }
 
     /// Pages of `space` that are staged, stored or on their way back.
     pub fn pages_away(&self, space: &Space) -> usize {
+        let _visit = space.visit();
         let state = space.lock();
         if state.gone { 0 } else { state.table.away() }
     }
@@ -62,7 +64,8 @@ impl Pager {
     pub fn bring_back_all(&self, until: Instant) -> bool {
         loop {
             // Forks add to them.
-            let is_whole = |space: &Space| self.bring_back(space, ALL) && self.pages_away(space) == 0;
+            let is_whole =
+                |space: &Space| !space.is_shunned() && self.bring_back(space, ALL) && self.pages_away(space) == 0;
             if self.spaces().iter().filter(|space| !is_whole(space)).count() == 0 {
                 return true;
             }
@@ -76,6 +79,7 @@ impl Pager {
     /// Brings back what was evicted from `range`. Tells whether that is done; if not, as a worker or the program is late, it is
     /// to be called again.
     pub(crate) fn bring_back(&self, space: &Space, range: Range) -> bool {
+        let _visit = space.visit();
         // Fails only when the program is gone.
         let _ = self.store_staged(space, 0);
         let stored: Vec<(u64, Slot)> = {
@@ -122,6 +126,7 @@ impl Pager {
     /// Their memory is watched no longer. That the userfaultfds close does not do this by itself: a tether may hold them open.
     pub fn release(&self) {
         for space in self.spaces() {
+            let _visit = space.visit();
             space.untie();
             let _conversation = space.conversation.lock();
             let (worker, mut watched) = {

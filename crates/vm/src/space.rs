@@ -25,6 +25,7 @@ use crate::epoch::Change;
 use crate::exit_words::ExitWords;
 use crate::heat::Heat;
 use crate::huge::HugePages;
+use crate::owner::Owner;
 use crate::pager::Account;
 use crate::range::{Range, RangeSet};
 use crate::removal::Removals;
@@ -34,6 +35,7 @@ use crate::sys::process::{Memory, Pagemap};
 use crate::sys::tether::Tether;
 use crate::sys::uffd::{FillError, Message, Uffd};
 use crate::table::{PageState, PageTable, STATE_BITS};
+use crate::visit::{self, Visit};
 
 /// An address space.
 pub struct Space {
@@ -41,6 +43,10 @@ pub struct Space {
     pub id: u64,
     pub(crate) uffd: Uffd,
     account: RwLock<Arc<dyn Account>>,
+    /// The user that it belongs to.
+    pub owner: Arc<Owner>,
+    /// A thread is stuck here: no other is to come ([`crate::visit`]).
+    blocked: AtomicBool,
     state: Mutex<State>,
     /// Held by whoever fills pages without the lock of the state, taken under that; waited for before messages are read. So a page
     /// is filled as of the last message that was read, or not at all.
@@ -187,10 +193,47 @@ pub(crate) struct State {
 }
 
 impl Space {
-    pub(crate) fn new(id: u64, uffd: Uffd, state: State, account: Arc<dyn Account>) -> Space {
+    pub(crate) fn new(id: u64, uffd: Uffd, state: State, account: Arc<dyn Account>, owner: Arc<Owner>) -> Space {
         let (account, state) = (RwLock::new(account), Mutex::new(state));
-        let (fills, pace, held_in, uncharged, brought, missed, conversation, tether) = Default::default();
-        Space { id, uffd, account, state, fills, pace, held_in, uncharged, brought, missed, conversation, tether }
+        let (blocked, fills, pace, held_in, uncharged, brought, missed, conversation, tether) = Default::default();
+        Space {
+            id,
+            uffd,
+            account,
+            owner,
+            blocked,
+            state,
+            fills,
+            pace,
+            held_in,
+            uncharged,
+            brought,
+            missed,
+            conversation,
+            tether,
+        }
+    }
+
+    /// Marks the calling thread as busy here, as long as the result lives. Whatever calls the kernel on this address space, or locks
+    /// its state, is inside a visit.
+    pub fn visit(&self) -> Visit {
+        Visit::of_space(self.id)
+    }
+
+    /// Marks this as blocked, or no longer so; tells whether that is new.
+    pub fn set_blocked(&self, blocked: bool) -> bool {
+        let before = self.blocked.swap(blocked, Relaxed);
+        match (before, blocked) {
+            (false, true) => self.owner.begin_block(),
+            (true, false) => self.owner.end_block(),
+            _ => {}
+        }
+        before != blocked
+    }
+
+    /// Whether no thread is to visit this: one that has done so is stuck here, or too many are stuck in others of its owner.
+    pub fn is_shunned(&self) -> bool {
+        self.blocked.load(Relaxed) || self.owner.is_shunned()
     }
 
     /// Ties the program of `worker` to the life of this manager, if that is not done yet. To be called before the worker is
@@ -263,9 +306,10 @@ impl Space {
         before.iter().for_each(|account| account.go_on());
     }
 
-    /// The threads that wait for memory at this moment, by their numbers as the program knows them.
+    /// The threads that wait for memory at this moment, by their numbers as the program knows them. None where the state is not to
+    /// be had for the moment.
     pub fn stalled(&self) -> Vec<u32> {
-        self.lock().stalled.clone()
+        self.try_lock().map(|state| state.stalled.clone()).unwrap_or_default()
     }
 
     pub(crate) fn lock(&self) -> MutexGuard<'_, State> {
@@ -274,11 +318,14 @@ impl Space {
         const LOOKS: usize = 200;
         for _ in 0..LOOKS {
             if let Some(state) = self.state.try_lock() {
+                visit::step();
                 return state;
             }
             std::thread::yield_now();
         }
-        self.state.lock()
+        let state = self.state.lock();
+        visit::step();
+        state
     }
 
     /// As [`lock`](Self::lock), but gives up after a short time: for threads that go through all address spaces, of which one may be
@@ -303,6 +350,11 @@ impl Space {
     /// By how many bytes more its memory has grown through us than shrunk. By what it has changed besides is the program's doing.
     pub fn brought(&self) -> i64 {
         self.brought.load(Relaxed)
+    }
+
+    /// Whether nothing is evicted, for a debugger or a core dump reads the memory.
+    pub fn is_held_in(&self) -> bool {
+        self.held_in.load(Relaxed)
     }
 
     /// Bytes of it that are not charged, for they were brought back to be looked at ([`crate::pager::Pager::hold_in`]).
@@ -340,7 +392,7 @@ impl Space {
 
     /// Whether its threads get no memory ([`crate::pager::Pager::rest`]).
     pub fn rests(&self) -> bool {
-        self.lock().rests
+        self.try_lock().is_some_and(|state| state.rests)
     }
 
     /// Pages in the staging area.

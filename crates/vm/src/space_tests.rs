@@ -8,6 +8,7 @@ use proptest::prelude::*;
 use uzswap_engine::{Config, HeapSource, Home, PAGE_SIZE, Page, Slot, Zswap};
 
 use super::*;
+use crate::owner::Owner;
 
 const BASE: u64 = 1 << 30;
 const PAGES: u64 = 96;
@@ -342,7 +343,13 @@ impl Account for Told {
 fn a_stall_is_ended_with_whom_it_was_begun_with() {
     let [one, two] = [(), ()].map(|()| Arc::new(Told::default()));
     let file = std::fs::File::open("/dev/null").unwrap();
-    let space = Space::new(1, std::os::fd::OwnedFd::from(file).into(), State::default(), one.clone());
+    let space = Space::new(
+        1,
+        std::os::fd::OwnedFd::from(file).into(),
+        State::default(),
+        one.clone(),
+        Arc::new(Owner::new(true)),
+    );
     let told = || [&one, &two].map(|told| (told.begun.load(Relaxed), told.ended.load(Relaxed)));
     let fault = |tid| Fault { page: 0, write: false, tid, since: Instant::now(), stalls: false, insists: false };
     let (mut a, mut b, other) = (fault(7), fault(8), fault(7));

@@ -9,6 +9,7 @@
 
 #![allow(unsafe_code)]
 
+use std::cell::Cell;
 use std::collections::HashSet;
 use std::io;
 use std::marker::PhantomData;
@@ -85,9 +86,47 @@ fn stopped(id: i32) -> io::Result<Option<i32>> {
     Ok(Some(if interrupted { 0 } else { libc::WSTOPSIG(status) }))
 }
 
+thread_local! {
+    /// The thread is in [`seize`].
+    static SEIZES: Cell<bool> = const { Cell::new(false) };
+}
+
 fn seize(id: i32) -> bool {
+    SEIZES.set(true);
     // A thread that was seized but not interrupted has ended.
-    ptrace(libc::PTRACE_SEIZE, id, 0).and_then(|()| ptrace(libc::PTRACE_INTERRUPT, id, 0)).is_ok()
+    let seized = ptrace(libc::PTRACE_SEIZE, id, 0).and_then(|()| ptrace(libc::PTRACE_INTERRUPT, id, 0)).is_ok();
+    SEIZES.set(false);
+    seized
+}
+
+/// Prepares the calling thread for [`end_if_seizing`].
+pub fn allow_ending() {
+    // SAFETY: all zeros are valid structures; the handler only reads a thread-local flag, and may end its thread.
+    unsafe {
+        let mut action: libc::sigaction = std::mem::zeroed();
+        action.sa_sigaction = end_this_thread as extern "C" fn(libc::c_int) as usize;
+        // These fail only for numbers that are no signals.
+        libc::sigaction(ENDS, &raw const action, std::ptr::null_mut());
+        let mut signals: libc::sigset_t = std::mem::zeroed();
+        libc::sigaddset(&raw mut signals, ENDS);
+        libc::pthread_sigmask(libc::SIG_UNBLOCK, &raw const signals, std::ptr::null_mut());
+    }
+}
+
+/// Ends a thread of this process at once, if it is stuck in seizing another: the kernel waits there for as long as the other's
+/// process executes a program. All threads that it holds go on. Nothing that the thread owns is freed.
+pub fn end_if_seizing(thread: i32) {
+    // SAFETY: no pointers. A thread that has ended is an error, which means nothing here.
+    unsafe { libc::syscall(libc::SYS_tgkill, libc::getpid(), thread, ENDS) };
+}
+
+const ENDS: libc::c_int = libc::SIGUSR2;
+
+extern "C" fn end_this_thread(_: libc::c_int) {
+    if SEIZES.get() {
+        // SAFETY: this thread holds no lock while it seizes, and no other thread has references into its stack.
+        unsafe { libc::syscall(libc::SYS_exit, 0) };
+    }
 }
 
 fn ptrace(request: libc::c_uint, id: i32, signal: i32) -> io::Result<()> {

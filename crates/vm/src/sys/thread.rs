@@ -105,6 +105,19 @@ pub fn ask_for_short_slices() -> io::Result<()> {
     super::check(result as libc::c_int).map(drop)
 }
 
+/// The id of the calling thread.
+pub fn own_id() -> i32 {
+    // SAFETY: takes nothing, cannot fail.
+    unsafe { libc::gettid() }
+}
+
+/// Whether a thread of this process runs, or is ready to. False if it has ended.
+pub fn is_running(id: i32) -> bool {
+    let text = std::fs::read_to_string(format!("/proc/self/task/{id}/stat")).unwrap_or_default();
+    // The name before may hold anything.
+    text.rsplit_once(')').is_some_and(|(_, rest)| rest.trim_start().starts_with('R'))
+}
+
 /// Whether a thread is one of this process: the brake holds threads by ptrace, as a debugger does.
 pub fn is_own(id: i32) -> bool {
     std::path::Path::new("/proc/self/task").join(id.to_string()).exists()

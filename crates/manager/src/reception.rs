@@ -1,0 +1,215 @@
+//! The reception: how processes come to the manager, and how it hears of their end.
+//!
+//! 1. Any number of threads serve the reception, in the same role. What one of them has taken no other has: each source is reported
+//!    once, until it is waited for again.
+//! 2. A thread that speaks with a process holds no lock of the reception: a process that takes a thread out of service
+//!    ([`uzswap_vm::visit`]) takes that one thread.
+//! 3. A connection says a job's token first ([`Silent`]), then introduces its process ([`Sessions::hear`]).
+//! 4. What could not be waited for, for want of kernel memory or of descriptors, is tried again every [`PAUSE`].
+
+use std::collections::HashMap;
+use std::os::fd::AsRawFd;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::{Arc, mpsc};
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
+use uzswap_proto::Advise;
+use uzswap_vm::log::log;
+use uzswap_vm::sys::epoll::Epoll;
+use uzswap_vm::sys::link::{Link, Listener, Peer, peer};
+use uzswap_vm::sys::thread;
+use uzswap_vm::visit;
+
+use crate::descriptors;
+use crate::sessions::{Call, Caller, Session, Sessions};
+use crate::silent::Silent;
+use crate::unmanaged;
+
+/// Connections of processes that are accepted before others are heard.
+const ACCEPTED: usize = 64;
+
+/// How often to look for connections that have been silent for too long.
+const PAUSE: Duration = Duration::from_millis(100);
+
+/// A program's hint, and where the answer goes.
+pub type Question = (Link, Arc<Session>, Advise);
+
+/// The reception of a manager.
+pub struct Reception {
+    /// By a name, and by a path where that can be had.
+    listeners: Vec<Listener>,
+    sessions: Arc<Sessions>,
+    advice: mpsc::Sender<Question>,
+    /// The process that stands for the manager.
+    front_pid: i32,
+    epoll: Epoll,
+    desk: Mutex<Desk>,
+}
+
+/// What is waited for.
+struct Desk {
+    waiting_for: HashMap<u64, Source>,
+    next: u64,
+    /// The callers that have said nothing yet.
+    silent: Silent,
+    lost: Vec<Source>,
+    swept: Instant,
+}
+
+enum Source {
+    Listener(usize),
+    Caller(Caller),
+    Program(Arc<Session>),
+}
+
+impl Reception {
+    /// A reception that no thread serves yet.
+    ///
+    /// # Errors
+    /// The system has no descriptors left.
+    pub fn new(
+        listeners: Vec<Listener>,
+        sessions: Arc<Sessions>,
+        advice: mpsc::Sender<Question>,
+        front_pid: i32,
+    ) -> std::io::Result<Reception> {
+        let silent = Silent::new(descriptors::limit());
+        let desk = Desk { waiting_for: HashMap::new(), next: 0, silent, lost: Vec::new(), swept: Instant::now() };
+        let epoll = Epoll::new()?;
+        let reception = Reception { listeners, sessions, advice, front_pid, epoll, desk: Mutex::new(desk) };
+        (0..reception.listeners.len()).for_each(|index| reception.wait_for(Source::Listener(index)));
+        Ok(reception)
+    }
+
+    /// Serves until told to stop, or replaced.
+    pub fn serve(&self, stop: &AtomicBool) {
+        // Programs wait for it to begin.
+        let _ = thread::ask_for_promptness();
+        while !stop.load(Relaxed) && !visit::is_surplus() {
+            let ready = match self.epoll.wait(PAUSE.as_millis() as i32) {
+                Ok(ready) => ready,
+                Err(error) => {
+                    log(&format!("uzswap: error: connections cannot be waited for: {error}"));
+                    std::thread::sleep(PAUSE);
+                    continue;
+                }
+            };
+            ready.into_iter().for_each(|number| self.attend(number));
+            self.sweep();
+        }
+    }
+
+    /// Does what a source has been waited for.
+    fn attend(&self, number: u64) {
+        let Some(source) = self.take(number) else { return };
+        match source {
+            Source::Listener(index) => self.accept(index),
+            Source::Caller(caller) => {
+                let call = self.sessions.hear(caller);
+                self.follow_up(call);
+            }
+            Source::Program(session) => self.sessions.end(&session),
+        }
+    }
+
+    /// Takes a source, which is waited for no longer. None if another thread has it.
+    fn take(&self, number: u64) -> Option<Source> {
+        let desk = &mut *self.desk.lock();
+        desk.silent.remove(number);
+        let source = desk.waiting_for.remove(&number)?;
+        self.epoll.remove(self.fd_of(&source));
+        Some(source)
+    }
+
+    fn wait_for(&self, source: Source) {
+        self.wait_at(&mut self.desk.lock(), source);
+    }
+
+    /// Waits for a source, if not now then later; gives the number that it has.
+    fn wait_at(&self, desk: &mut Desk, source: Source) -> Option<u64> {
+        let number = desk.next;
+        desk.next += 1;
+        if self.epoll.add(self.fd_of(&source), number).is_err() {
+            desk.lost.push(source);
+            return None;
+        }
+        desk.waiting_for.insert(number, source);
+        Some(number)
+    }
+
+    fn fd_of(&self, source: &Source) -> i32 {
+        match source {
+            Source::Listener(index) => self.listeners[*index].as_raw_fd(),
+            Source::Caller(caller) => caller.as_raw_fd(),
+            Source::Program(session) => session.pidfd.as_raw_fd(),
+        }
+    }
+
+    /// Tries again to wait for what could not be waited for, and ends connections that have been silent for too long.
+    fn sweep(&self) {
+        let late = {
+            let desk = &mut *self.desk.lock();
+            if desk.swept.elapsed() < PAUSE {
+                return;
+            }
+            desk.swept = Instant::now();
+            for source in std::mem::take(&mut desk.lost) {
+                self.wait_at(desk, source);
+            }
+            desk.silent.late(desk.swept)
+        };
+        late.into_iter().for_each(|number| self.give_way(number));
+    }
+
+    /// Accepts connections: a bounded number, for others wait for this thread, and no more when few descriptors are left.
+    fn accept(&self, index: usize) {
+        let limit = descriptors::limit();
+        for _ in 0..ACCEPTED {
+            let Ok(Some(link)) = self.listeners[index].accept() else { break };
+            let is_short = descriptors::are_short(link.as_raw_fd(), limit);
+            self.wait_for_silent(link);
+            if is_short {
+                // Tried again after a while.
+                self.desk.lock().lost.push(Source::Listener(index));
+                return;
+            }
+        }
+        self.wait_for(Source::Listener(index));
+    }
+
+    /// Waits for the first message of a connection. The oldest of the same user may have to give way.
+    fn wait_for_silent(&self, link: Link) {
+        let Ok(Peer { uid, .. }) = peer(&link) else { return };
+        let oldest = {
+            let desk = &mut *self.desk.lock();
+            let number = self.wait_at(desk, Source::Caller(Caller::Silent(link)));
+            number.and_then(|number| desk.silent.add(uid, number, Instant::now()))
+        };
+        if let Some(oldest) = oldest {
+            self.give_way(oldest);
+        }
+    }
+
+    /// Ends a silent connection, unless it has just said something.
+    fn give_way(&self, number: u64) {
+        let Some(Source::Caller(caller)) = self.take(number) else { return };
+        match self.sessions.hear(caller) {
+            Call::Later(Caller::Silent(_)) => {}
+            call => self.follow_up(call),
+        }
+    }
+
+    /// Does what a caller's message came to.
+    fn follow_up(&self, call: Call) {
+        match call {
+            Call::Later(Caller::Silent(link)) => self.wait_for_silent(link),
+            Call::Later(caller) => self.wait_for(Source::Caller(caller)),
+            Call::Joined(session) => self.wait_for(Source::Program(session)),
+            // The advice thread runs as long as the manager.
+            Call::Asked(link, session, advise) => drop(self.advice.send((link, session, advise))),
+            Call::Unmanaged(tenant, pid, why) => unmanaged::report(&tenant, pid, &why, self.front_pid),
+            Call::Over => {}
+        }
+    }
+}

@@ -1,0 +1,180 @@
+//! The watchdog: replaces threads of the manager that a process holds up.
+//!
+//! A process can hold the lock of its own address space for as long as it likes, and the kernel call of a thread that works on
+//! it then does not return. See [`uzswap_vm::visit`] for how that is noticed and why it harms no other process:
+//!
+//! 1. Every [`PAUSE`] all visits are compared with what they were. One that has made no step for [`STUCK`], in a thread that does
+//!    not run, has taken its thread out of service.
+//! 2. Its address space is blocked, and its owner has one more that is: at some number none of the owner's is visited any more. So
+//!    an owner costs a bounded number of threads, and each role a bounded time.
+//! 3. Another thread begins in the role of the stuck one. At most [`MOST_SURPLUS`] have been replaced and are still there.
+//! 4. A process that blocks a thread for [`PATIENCE`] is killed. A long fork of much memory is over by then.
+//! 5. When a stuck thread has gone on, its address space is visited again.
+//!
+//! This thread takes no lock of an address space, and makes no call that waits for a process.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::time::{Duration, Instant};
+
+use uzswap_vm::log::log;
+use uzswap_vm::owner::Owner;
+use uzswap_vm::pager::Pager;
+use uzswap_vm::space::Space;
+use uzswap_vm::sys::{ptrace, thread};
+use uzswap_vm::visit::{self, Guest, Place};
+
+use crate::sessions::Sessions;
+
+/// How often to look.
+const PAUSE: Duration = Duration::from_millis(40);
+
+/// How long a visit may stand still.
+const STUCK: Duration = Duration::from_millis(100);
+
+/// How long a process may block a thread.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// How many replaced threads there may be that have not ended.
+const MOST_SURPLUS: usize = 256;
+
+/// The role whose threads hold threads of processes.
+pub const WATCH: &str = "watch";
+
+/// Looks after the threads of a manager.
+pub struct Watchdog {
+    pager: Arc<Pager>,
+    sessions: Arc<Sessions>,
+    visits: HashMap<i32, Seen>,
+    blocked: HashMap<u64, Arc<Space>>,
+    /// Processes that had no address space yet when a thread got stuck with them.
+    strangers: HashMap<i32, Arc<Owner>>,
+    killed: HashSet<u64>,
+}
+
+/// A visit as it was when it was first seen.
+struct Seen {
+    guest: Guest,
+    steps: u64,
+    since: Instant,
+}
+
+impl Watchdog {
+    /// A watchdog that has seen nothing yet.
+    pub fn new(pager: Arc<Pager>, sessions: Arc<Sessions>) -> Watchdog {
+        let (visits, blocked, strangers, killed) = Default::default();
+        Watchdog { pager, sessions, visits, blocked, strangers, killed }
+    }
+
+    /// Looks until told to stop.
+    pub fn run(mut self, stop: &AtomicBool) {
+        // It has little to do, and others wait for it when it has.
+        let _ = thread::ask_for_promptness();
+        while !stop.load(Relaxed) {
+            std::thread::sleep(PAUSE);
+            self.look();
+        }
+    }
+
+    fn look(&mut self) {
+        let places = visit::places();
+        let now = Instant::now();
+        let mut before = std::mem::take(&mut self.visits);
+        let mut stuck = Vec::new();
+        for place in &places {
+            let (Some(guest), steps) = place.look() else { continue };
+            let seen = before.remove(&place.thread()).filter(|seen| (seen.guest, seen.steps) == (guest, steps));
+            let seen = seen.unwrap_or(Seen { guest, steps, since: now });
+            let age = now - seen.since;
+            // One that waits for a processor is not stuck.
+            if age >= STUCK && !thread::is_running(place.thread()) {
+                stuck.push((place, guest, age));
+            }
+            self.visits.insert(place.thread(), seen);
+        }
+        if stuck.is_empty() && self.blocked.is_empty() && self.strangers.is_empty() {
+            return;
+        }
+        self.block(&stuck);
+        let surplus = places.iter().filter(|place| place.is_surplus()).count();
+        stuck.iter().take(MOST_SURPLUS.saturating_sub(surplus)).for_each(|(place, ..)| replace(place));
+        for (_, guest, age) in stuck {
+            if let Guest::Space(space) = guest
+                && age >= PATIENCE
+                && self.killed.insert(space)
+            {
+                self.kill(space, age);
+            }
+        }
+    }
+
+    /// Blocks the address spaces in which threads are stuck, and no others.
+    fn block(&mut self, stuck: &[(&Arc<Place>, Guest, Duration)]) {
+        let mut reopened = false;
+        let is_stuck = |guest| stuck.iter().any(|(_, other, _)| *other == guest);
+        self.blocked.retain(|&id, space| {
+            let keep = is_stuck(Guest::Space(id));
+            reopened |= !keep && space.set_blocked(false);
+            keep
+        });
+        self.strangers.retain(|&pid, owner| {
+            let keep = is_stuck(Guest::Process(pid));
+            if !keep {
+                owner.end_block();
+                reopened = true;
+            }
+            keep
+        });
+        for (place, guest, _) in stuck {
+            match *guest {
+                Guest::Space(id) if !self.blocked.contains_key(&id) => {
+                    if let Some(space) = self.pager.space(id) {
+                        space.set_blocked(true);
+                        self.blocked.insert(id, space);
+                    }
+                }
+                Guest::Process(pid) if !self.strangers.contains_key(&pid) => {
+                    if let Some(owner) = place.owner() {
+                        owner.begin_block();
+                        self.strangers.insert(pid, owner);
+                    }
+                }
+                _ => {}
+            }
+        }
+        if reopened {
+            self.killed.retain(|id| self.blocked.contains_key(id));
+            self.pager.reopen();
+        }
+    }
+
+    fn kill(&self, space: u64, age: Duration) {
+        let Some(session) = self.sessions.of_space(space) else { return };
+        session.tenant.tell(&format!(
+            "error: killed process {}: it has held the lock of its own memory for {} s, so that its pages cannot be served",
+            session.pid,
+            age.as_secs()
+        ));
+        // It may have ended just now.
+        let _ = session.pidfd.kill(libc::SIGKILL);
+    }
+}
+
+/// Has another thread take the role of a stuck one, if it has a role.
+fn replace(place: &Arc<Place>) {
+    let Some(role) = place.role().filter(|_| !place.is_surplus()) else { return };
+    if let Err(error) = role.start() {
+        // Tried again at the next look.
+        log(&format!(
+            "uzswap: warning: no thread to replace one of role {} that a process holds up: {error}",
+            role.name()
+        ));
+        return;
+    }
+    place.make_surplus();
+    if role.name() == WATCH {
+        // It may hold processes of others, which go on when it ends.
+        ptrace::end_if_seizing(place.thread());
+    }
+}

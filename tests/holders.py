@@ -1,0 +1,85 @@
+"""Processes of one user that hold the locks of their own address spaces: threads of the manager get stuck with them."""
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+
+import harness
+from behaviour import check, unless, wait_until
+from daemon import Daemon, whole
+from hostile import VICTIM, as_user, delays_of, ends, touches
+from suite import MIB, Context, complaint, need_root, test
+
+
+class Mute:
+    """A file system with a file that is never read to an end."""
+
+    def __init__(self, context: Context):
+        self.directory = context.directory() / "mute"
+        self.directory.mkdir()
+        for directory in (self.directory, *self.directory.parents[:2]):
+            directory.chmod(0o755)
+        self.server = subprocess.Popen([context.program("holder"), "serve", self.directory], stdout=subprocess.PIPE)
+        self.serves = self.server.stdout.readline() == b"ready\n"
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        # What waits for an answer waits until the server is gone.
+        self.server.kill()
+        self.server.wait()
+        subprocess.run(["umount", "-l", self.directory], check=False)
+
+
+@test("hostile-holder", 120)
+def holder(context: Context, test):
+    """A user whose processes hold their own locks takes less than two seconds from a job of another, and nothing after that."""
+    need_root()
+    program = context.program("holder")
+    program.chmod(0o755)
+    count = context.size(12, 60)
+    with Mute(context) as mute:
+        daemon = Daemon(context, "--socket-mode", "0666")
+        os.chmod(os.path.dirname(daemon.socket), 0o755)
+        good = daemon.memory("--cgroup", "good", "--memory-max", "32M")
+        # Later a look at the environment of all processes would wait for those that hold their locks.
+        manager = daemon.manager()
+        touched = touches(good, 64)
+        start = time.monotonic()
+        touched &= all([touches(good, 1) for _ in range(3)])
+        usual = (time.monotonic() - start) / 3
+        hostile = daemon.start([program, "hold", mute.directory, count, 8], "--memory-max", "24M", prefix=as_user(VICTIM))
+        held = wait_until(lambda: harness.read(hostile.files[0]).count(b"holds\n") >= 1, 20)
+        slowest, touches_made, end = 0.0, 0, time.monotonic() + context.size(6, 60)
+        while touched and time.monotonic() < end:
+            start = time.monotonic()
+            touched = touches(good, 1)
+            slowest = max(slowest, time.monotonic() - start)
+            touches_made += touched
+        current = daemon.get("cgroup/good/memory.current")
+        holding = harness.read(hostile.files[0]).count(b"holds\n")
+        yield check(f"hostile-holder: {holding} hold, slowest of {touches_made} touches {slowest:.2f} s, before {usual:.2f} s",
+                    unless(mute.serves and held, f"nothing is held: {harness.read(hostile.files[1])[:300]}"),
+                    unless(touched, "the other job was held up"), unless(slowest < 2 * usual + 2, "slower by more than two seconds"),
+                    unless(current.strip().isdigit() and int(current) < 34 * MIB, f"another job's limit does not hold: {current}"))
+        start = time.monotonic()
+        late = daemon.memory("--cgroup", "late", "--memory-max", "32M")
+        joined = touches(late, 64)
+        seconds = time.monotonic() - start
+        delays = sorted(delays_of(daemon, VICTIM + 1, context.size(3, 30)))
+        p99 = delays[len(delays) * 99 // 100] if delays else 99
+        yield check(f"hostile-holder: a job that joins then, {seconds:.1f} s; requests' p99 {p99 * 1000:.0f} ms",
+                    unless(joined and seconds < 15, "it was held up"), whole(ends(late)), unless(p99 < 0.1, f"{len(delays)} requests"))
+        threads = len(os.listdir(f"/proc/{manager}/task"))
+        yield check(f"hostile-holder: {threads} threads", unless(threads < 150, "one for each that holds"), unless(touches(good, 8), "held up"))
+    # Now they go on.
+    wait_until(lambda: touches(good, 1), 10)
+    os.kill(hostile.process.pid, signal.SIGKILL)
+    hostile.wait(30)
+    yield check("hostile-holder: the other job is whole", whole(ends(good)))
+    ended = wait_until(lambda: len(os.listdir(f"/proc/{manager}/task")) < 40, 10)
+    outcome = daemon.end()
+    yield check("hostile-holder: the daemon ends", unless(ended, "threads are left"), unless(outcome.status == 0, complaint(outcome)), *daemon.is_gone())
