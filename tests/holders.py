@@ -34,13 +34,19 @@ class Mute:
         subprocess.run(["umount", "-l", self.directory], check=False)
 
 
-@test("hostile-holder", 120)
+@test("hostile-holder", 240)
 def holder(context: Context, test):
     """A user whose processes hold their own locks takes less than two seconds from a job of another, and nothing after that."""
     need_root()
     program = context.program("holder")
     program.chmod(0o755)
-    count = context.size(12, 60)
+    for mode, mib in (("hold", 8), ("exec", 32)):
+        yield from beside(context, mode, [program, mode], [context.size(12, 60), mib])
+
+
+def beside(context: Context, mode: str, before: list, after: list):
+    """A job of another user beside one that does this, with the directory of a mute file among its arguments."""
+    name = f"hostile-holder: {mode}"
     with Mute(context) as mute:
         daemon = Daemon(context, "--socket-mode", "0666")
         os.chmod(os.path.dirname(daemon.socket), 0o755)
@@ -51,7 +57,7 @@ def holder(context: Context, test):
         start = time.monotonic()
         touched &= all([touches(good, 1) for _ in range(3)])
         usual = (time.monotonic() - start) / 3
-        hostile = daemon.start([program, "hold", mute.directory, count, 8], "--memory-max", "24M", prefix=as_user(VICTIM))
+        hostile = daemon.start([*before, mute.directory, *after], "--memory-max", "24M", prefix=as_user(VICTIM))
         held = wait_until(lambda: harness.read(hostile.files[0]).count(b"holds\n") >= 1, 20)
         slowest, touches_made, end = 0.0, 0, time.monotonic() + context.size(6, 60)
         while touched and time.monotonic() < end:
@@ -61,7 +67,7 @@ def holder(context: Context, test):
             touches_made += touched
         current = daemon.get("cgroup/good/memory.current")
         holding = harness.read(hostile.files[0]).count(b"holds\n")
-        yield check(f"hostile-holder: {holding} hold, slowest of {touches_made} touches {slowest:.2f} s, before {usual:.2f} s",
+        yield check(f"{name}: {holding} processes, slowest of {touches_made} touches {slowest:.2f} s, before {usual:.2f} s",
                     unless(mute.serves and held, f"nothing is held: {harness.read(hostile.files[1])[:300]}"),
                     unless(touched, "the other job was held up"), unless(slowest < 2 * usual + 2, "slower by more than two seconds"),
                     unless(current.strip().isdigit() and int(current) < 34 * MIB, f"another job's limit does not hold: {current}"))
@@ -71,15 +77,15 @@ def holder(context: Context, test):
         seconds = time.monotonic() - start
         delays = sorted(delays_of(daemon, VICTIM + 1, context.size(3, 30)))
         p99 = delays[len(delays) * 99 // 100] if delays else 99
-        yield check(f"hostile-holder: a job that joins then, {seconds:.1f} s; requests' p99 {p99 * 1000:.0f} ms",
+        yield check(f"{name}: a job that joins then, {seconds:.1f} s; requests' p99 {p99 * 1000:.0f} ms",
                     unless(joined and seconds < 15, "it was held up"), whole(ends(late)), unless(p99 < 0.1, f"{len(delays)} requests"))
         threads = len(os.listdir(f"/proc/{manager}/task"))
-        yield check(f"hostile-holder: {threads} threads", unless(threads < 150, "one for each that holds"), unless(touches(good, 8), "held up"))
+        yield check(f"{name}: {threads} threads", unless(threads < 150, "one for each that holds"), unless(touches(good, 8), "held up"))
     # Now they go on.
     wait_until(lambda: touches(good, 1), 10)
     os.kill(hostile.process.pid, signal.SIGKILL)
     hostile.wait(30)
-    yield check("hostile-holder: the other job is whole", whole(ends(good)))
+    yield check(f"{name}: the other job is whole", whole(ends(good)))
     ended = wait_until(lambda: len(os.listdir(f"/proc/{manager}/task")) < 40, 10)
     outcome = daemon.end()
-    yield check("hostile-holder: the daemon ends", unless(ended, "threads are left"), unless(outcome.status == 0, complaint(outcome)), *daemon.is_gone())
+    yield check(f"{name}: the daemon ends", unless(ended, "threads are left"), unless(outcome.status == 0, complaint(outcome)), *daemon.is_gone())

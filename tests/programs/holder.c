@@ -2,9 +2,10 @@
 
    holder serve DIR       mounts a file system at DIR (as root) whose file `mute` can be mapped and is never read to an end
    holder hold DIR N MIB  N processes: each fills MIB MiB, says so, and holds its lock
+   holder exec DIR N MIB  N processes: each says so, executes the file in one thread, and maps and fills MIB MiB again and again in another
 
    A read of /proc/self/mem faults the mapped page in with the lock held, and waits for the server. A thread that maps memory then waits for
-   the lock to write, and all that want to read it wait behind that thread. */
+   the lock to write, and all that want to read it wait behind that thread. While the file is executed, no thread of its process can be traced. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
@@ -41,7 +42,7 @@ static void answer(int fuse, uint64_t unique, int error, const void *data, size_
 
 static struct fuse_attr attributes(uint64_t node)
 {
-    struct fuse_attr attr = {.ino = node, .nlink = 1, .blksize = 4096, .mode = node == 1 ? S_IFDIR | 0755 : S_IFREG | 0644};
+    struct fuse_attr attr = {.ino = node, .nlink = 1, .blksize = 4096, .mode = node == 1 ? S_IFDIR | 0755 : S_IFREG | 0755};
     attr.size = node == 1 ? 0 : 1 << 20;
     return attr;
 }
@@ -116,6 +117,32 @@ static void *wait_to_write(void *unused)
     return unused;
 }
 
+static void *execute(void *path)
+{
+    execl(path, path, NULL);
+    perror(path);
+    return NULL;
+}
+
+static void grow(const char *directory, int number, size_t mib)
+{
+    char path[4096];
+    snprintf(path, sizeof path, "%s/mute", directory);
+    pthread_t thread;
+    pthread_create(&thread, NULL, execute, path);
+    usleep(200000);
+    printf("%d holds\n", number);
+    fflush(stdout);
+    for (;;) {
+        char *data = mmap(NULL, mib << 20, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        if (data == MAP_FAILED)
+            die("mmap");
+        for (size_t i = 0; i < mib << 20; i += 4096)
+            data[i] = 1;
+        munmap(data, mib << 20);
+    }
+}
+
 static void hold(const char *directory, int number, size_t mib)
 {
     char path[4096];
@@ -146,12 +173,12 @@ int main(int argc, char **argv)
 {
     if (argc == 3 && !strcmp(argv[1], "serve"))
         return serve(argv[2]);
-    if (argc != 5 || strcmp(argv[1], "hold"))
+    if (argc != 5 || (strcmp(argv[1], "hold") && strcmp(argv[1], "exec")))
         return 2;
     for (int number = 0; number < atoi(argv[3]); number++)
         if (fork() == 0) {
             prctl(PR_SET_PDEATHSIG, SIGKILL);
-            hold(argv[2], number, strtoul(argv[4], NULL, 0));
+            (argv[1][0] == 'h' ? hold : grow)(argv[2], number, strtoul(argv[4], NULL, 0));
         }
     while (wait(NULL) > 0)
         ;

@@ -32,6 +32,7 @@ use uzswap_proto::control::{
 };
 use uzswap_vm::sys::file::event;
 use uzswap_vm::sys::link::{Peer, peer, refuse_descriptors};
+use uzswap_vm::sys::thread::ask_for_short_slices;
 
 use crate::control::{Error, GroupId, Kind, Machine, Tree, Writer};
 use crate::descriptors;
@@ -157,6 +158,8 @@ impl Door {
 
     /// Serves for ever. Jobs can join if there are `joins`.
     pub fn serve(&self, machine: &(dyn Machine + Sync), joins: Option<&Joins>) -> ! {
+        // Its answers are short, and others wait for them.
+        let _ = ask_for_short_slices();
         thread::scope(|scope| {
             let mut connections: Vec<Connection> = Vec::new();
             let mut outside = Outside::default();

@@ -89,6 +89,11 @@ impl Watchdog {
             let age = now - seen.since;
             // One that waits for a processor is not stuck.
             if age >= STUCK && !thread::is_running(place.thread()) {
+                if !thread::is_own(place.thread()) {
+                    // It was ended ([`ptrace::end_if_seizing`]).
+                    visit::forget(place);
+                    continue;
+                }
                 stuck.push((place, guest, age));
             }
             self.visits.insert(place.thread(), seen);
