@@ -59,7 +59,7 @@ use crate::shrink::ShrinkWorker;
 use crate::stats::{Stats, write_whole};
 use crate::swap_file::DiskSwapFile;
 use crate::traced::Tracing;
-use crate::unmanaged::Unmanaged;
+use crate::unmanaged::{LookedAt, Unmanaged};
 use crate::watch::Watch;
 use crate::watchdog::{self, Watchdog};
 use crate::{JobConfig, SwapConfig, agent_file, front, pool_cap, pressure, retire, stall};
@@ -302,9 +302,6 @@ impl Manager {
         thread("shrink").spawn(move || worker.run(&stop))?;
         let (groups, worker, stop) = (self.groups.clone(), self.shrink_worker.clone(), self.stop.clone());
         thread("pressure").spawn(move || pressure::listen(&groups, &worker, &stop))?;
-        let search = Unmanaged::new(self.jobs.clone(), self.sessions.clone(), self.groups.clone(), &self.agent);
-        let (guard, stop) = (self.front_pid, self.stop.clone());
-        thread("unmanaged").spawn(move || search.run(guard, &stop))?;
         if let Some(door) = self.door.clone() {
             let (machine, joins) = (self.machine.clone(), self.joining.as_ref().map(Waiting::joins).transpose()?);
             let (groups, sessions, stop) = (self.groups.clone(), self.sessions.clone(), self.stop.clone());
@@ -354,11 +351,17 @@ impl Manager {
         let reap = Role::new("reap", move || reap(&pager, &sessions, &stop));
         let (pager, again, questions) = (self.pager.clone(), self.advice.clone(), Mutex::new(questions));
         let advice = Role::new("advice", move || give_advice(&pager, &questions, &again));
+        let (jobs, sessions, groups) = (self.jobs.clone(), self.sessions.clone(), self.groups.clone());
+        let (agent, guard, stop) = (self.agent.clone(), self.front_pid, self.stop.clone());
+        let looked_at = LookedAt::default();
+        let unmanaged = Role::new("unmanaged", move || {
+            Unmanaged::new(jobs.clone(), sessions.clone(), groups.clone(), &agent, looked_at.clone()).run(guard, &stop);
+        });
         [
             vec![faults; FAULT_THREADS],
             vec![reception; RECEPTION_THREADS],
             vec![crew; crew_size],
-            vec![huge, reclaim, watching, register, traced, reap, advice],
+            vec![huge, reclaim, watching, register, traced, reap, advice, unmanaged],
         ]
         .concat()
     }

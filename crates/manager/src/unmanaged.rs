@@ -10,18 +10,22 @@
 //!    in the group that it was moved to, or else in that of its parent.
 //!
 //! What this thread reads may wait for a client: the file of a program, or an environment in memory of a userfaultfd of the
-//! client's own. No other thread waits for this one.
+//! client's own. No other thread waits for this one, and the watchdog replaces it ([`uzswap_vm::visit`]); the process is passed over
+//! until the replaced thread has gone on.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 use std::{fs, io};
 
+use parking_lot::Mutex;
 use uzswap_proto::ENV_JOB;
+use uzswap_vm::owner::Owner;
 use uzswap_vm::sys::process::{children, has_executed, share_memory};
 use uzswap_vm::sys::thread;
+use uzswap_vm::visit::{self, Visit};
 
 use crate::charge::Charge;
 use crate::control::GroupId;
@@ -59,9 +63,14 @@ pub struct Unmanaged {
     sessions: Arc<Sessions>,
     groups: Arc<Groups>,
     agent: PathBuf,
+    /// The processes that threads in this role look at.
+    looked_at: LookedAt,
     suspects: HashMap<i32, Suspect>,
     parts: Parts,
 }
+
+/// Processes that are being looked at.
+pub type LookedAt = Arc<Mutex<HashSet<i32>>>;
 
 /// A process below a front, about to be looked at.
 struct Relative {
@@ -75,6 +84,7 @@ struct Relative {
 /// A process that has memory that is not under the limit.
 struct Holder {
     pid: i32,
+    owner: Arc<Owner>,
     charge: Arc<Charge>,
     bytes: u64,
 }
@@ -89,16 +99,23 @@ struct Amount {
 }
 
 impl Unmanaged {
-    /// Returns a search that has seen nothing yet. `agent` is the library that managed processes have loaded.
-    pub fn new(jobs: Arc<Jobs>, sessions: Arc<Sessions>, groups: Arc<Groups>, agent: &Path) -> Unmanaged {
+    /// Returns a search that has seen nothing yet. `agent` is the library that managed processes have loaded; `looked_at` is
+    /// shared with a thread that this one replaces.
+    pub fn new(
+        jobs: Arc<Jobs>,
+        sessions: Arc<Sessions>,
+        groups: Arc<Groups>,
+        agent: &Path,
+        looked_at: LookedAt,
+    ) -> Unmanaged {
         let (suspects, parts) = (HashMap::new(), Parts::new());
-        Unmanaged { jobs, sessions, groups, agent: agent.to_owned(), suspects, parts }
+        Unmanaged { jobs, sessions, groups, agent: agent.to_owned(), looked_at, suspects, parts }
     }
 
     /// Looks until `stop`. `guard` is the process that stands for the manager.
     pub fn run(mut self, guard: i32, stop: &AtomicBool) {
         let mut pause = FIRST_PAUSE;
-        while !stop.load(Relaxed) {
+        while !stop.load(Relaxed) && !visit::is_surplus() {
             std::thread::sleep(pause);
             let start = thread::processor_time();
             let holders = self.look(guard);
@@ -112,10 +129,11 @@ impl Unmanaged {
     fn look(&mut self, guard: i32) -> Vec<Holder> {
         let mut holders = Vec::new();
         let mut seen = HashMap::new();
-        for tenant in self.jobs.all() {
+        for tenant in self.jobs.all().into_iter().filter(|tenant| !tenant.owner.is_shunned()) {
             let mut reported = false;
             let mut open = relatives(&tenant, tenant.front_pid, &tenant.charge, false);
             while let Some(relative) = open.pop() {
+                let Some(_look) = LookAt::begin(&self.looked_at, &tenant.owner, relative.pid) else { continue };
                 let (holder, is_unmanaged) = self.look_at(&tenant, &relative, &mut seen);
                 open.extend(relatives(&tenant, relative.pid, &holder.charge, is_unmanaged));
                 if is_unmanaged && !reported && (tenant.require || !tenant.warned.load(Relaxed)) {
@@ -137,25 +155,31 @@ impl Unmanaged {
         let pid = relative.pid;
         let (known, is_managed) = self.sessions.whereabouts(pid);
         let charge = known.unwrap_or_else(|| relative.charge.clone());
+        let owner = tenant.owner.clone();
         let resident = Resident::of(pid).unwrap_or_default();
         if is_managed {
             let bytes = if resident.shared > OF_AGENT { resident.shared } else { 0 };
-            return (Holder { pid, charge, bytes }, false);
+            return (Holder { pid, owner, charge, bytes }, false);
         }
         // A worker is no process of the job, and the dead have no program.
-        let Some(program) = program_of(pid) else { return (Holder { pid, charge, bytes: 0 }, false) };
+        let Some(program) = program_of(pid) else { return (Holder { pid, owner, charge, bytes: 0 }, false) };
         let old = self.suspects.remove(&pid).filter(|suspect| suspect.program == program);
         let mut suspect = old.unwrap_or_else(|| Suspect::new(pid, program, relative.of_unmanaged));
         let is_unmanaged = suspect.is_unmanaged(|| has_agent(pid, tenant, &self.agent));
         seen.insert(pid, suspect);
         let bytes = if is_unmanaged { resident.private + resident.shared } else { 0 };
-        (Holder { pid, charge, bytes }, is_unmanaged)
+        (Holder { pid, owner, charge, bytes }, is_unmanaged)
     }
 
     /// Enters what was found in the accounts of all groups.
     fn enter(&mut self, holders: &[Holder]) {
         let mut sums: HashMap<GroupId, Amount> = HashMap::new();
-        for (holder, amount) in holders.iter().zip(self.parts.of(holders)) {
+        let looked_at = &self.looked_at;
+        let part = |holder: &Holder| {
+            let _look = LookAt::begin(looked_at, &holder.owner, holder.pid)?;
+            part_of(holder.pid)
+        };
+        for (holder, amount) in holders.iter().zip(self.parts.of(holders, part)) {
             for charge in holder.charge.path() {
                 let sum = sums.entry(charge.id).or_default();
                 sum.estimated += amount.estimated;
@@ -166,6 +190,27 @@ impl Unmanaged {
             let Amount { estimated, measured } = sums.get(&charge.id).copied().unwrap_or_default();
             charge.note_unmanaged(estimated, measured);
         }
+    }
+}
+
+/// A look at a process, as long as this lives.
+struct LookAt {
+    pid: i32,
+    looked_at: LookedAt,
+    _visit: Visit,
+}
+
+impl LookAt {
+    /// Marks a process as looked at. None if another thread is stuck with it, or is not to visit processes of its owner.
+    fn begin(looked_at: &LookedAt, owner: &Arc<Owner>, pid: i32) -> Option<LookAt> {
+        let is_free = !owner.is_shunned() && looked_at.lock().insert(pid);
+        is_free.then(|| LookAt { pid, looked_at: looked_at.clone(), _visit: Visit::of_process(pid, owner) })
+    }
+}
+
+impl Drop for LookAt {
+    fn drop(&mut self) {
+        self.looked_at.lock().remove(&self.pid);
     }
 }
 
@@ -304,8 +349,8 @@ impl Parts {
         Parts { others: HashMap::new(), due: Instant::now() }
     }
 
-    /// Returns what each process has without the parts of others.
-    fn of(&mut self, holders: &[Holder]) -> Vec<Amount> {
+    /// Returns what each process has without the parts of others, which `part` measures.
+    fn of(&mut self, holders: &[Holder], part: impl Fn(&Holder) -> Option<u64>) -> Vec<Amount> {
         let start = Instant::now();
         let shares = holders.iter().filter(|holder| holder.bytes >= WORTH_PARTING).count() > 1;
         let is_due = start >= self.due;
@@ -315,7 +360,7 @@ impl Parts {
                 return Amount { estimated: holder.bytes, measured: holder.bytes };
             }
             let measures = is_due && start.elapsed() < PARTING_PATIENCE;
-            if let Some(part) = measures.then(|| part_of(holder.pid)).flatten() {
+            if let Some(part) = measures.then(|| part(holder)).flatten() {
                 self.others.insert(holder.pid, holder.bytes.saturating_sub(part));
                 return Amount { estimated: part, measured: part };
             }
@@ -385,16 +430,20 @@ mod tests {
             )),
             Arc::default(),
         );
-        let holder = |bytes| Holder { pid: own, charge: groups.root(), bytes };
+        let holder = |bytes| Holder { pid: own, owner: Arc::new(Owner::new(true)), charge: groups.root(), bytes };
         let mut parts = Parts::new();
         let all = |bytes| Amount { estimated: bytes, measured: bytes };
-        assert_eq!(parts.of(&[holder(64 << 20), holder(4096)]), [all(64 << 20), all(4096)], "no other has much");
-        let measured = parts.of(&[holder(1 << 40), holder(1 << 40)]);
+        assert_eq!(
+            parts.of(&[holder(64 << 20), holder(4096)], |holder| part_of(holder.pid)),
+            [all(64 << 20), all(4096)],
+            "no other has much"
+        );
+        let measured = parts.of(&[holder(1 << 40), holder(1 << 40)], |holder| part_of(holder.pid));
         // Other tests change what this process has at any time.
         assert!((1..1 << 40).contains(&measured[1].measured), "{measured:?}");
         assert_eq!(measured[1].estimated, measured[1].measured);
         parts.due = Instant::now() + Duration::from_secs(60);
-        let later = parts.of(&[holder((1 << 40) + 4096), holder(1 << 40)]);
+        let later = parts.of(&[holder((1 << 40) + 4096), holder(1 << 40)], |holder| part_of(holder.pid));
         assert_eq!(later[0], Amount { estimated: measured[1].estimated + 4096, measured: 0 }, "it has grown");
     }
 }
