@@ -9,6 +9,7 @@ use core::arch::asm;
 #[cfg(not(all(target_os = "linux", target_arch = "x86_64")))]
 compile_error!("the agent knows the system calls of x86-64 Linux only");
 
+pub const SYS_PREAD64: usize = 17;
 pub const SYS_POLL: usize = 7;
 pub const SYS_MMAP: usize = 9;
 pub const SYS_MUNMAP: usize = 11;

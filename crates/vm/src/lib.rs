@@ -32,6 +32,7 @@ mod evict;
 mod exit_words;
 mod fault;
 mod guard;
+mod heirs;
 mod release;
 mod watched;
 

@@ -24,6 +24,7 @@ use crate::PAGE;
 use crate::epoch::Change;
 use crate::exit_words::ExitWords;
 use crate::heat::Heat;
+use crate::heirs::Heirs;
 use crate::huge::HugePages;
 use crate::pager::Account;
 use crate::range::{Range, RangeSet};
@@ -159,6 +160,8 @@ pub(crate) struct State {
     pub beacon: Option<u64>,
     /// What a child was told there that has no worker yet.
     pub nonce: Option<Nonce>,
+    /// What holds the userfaultfds of children that have no worker: of this program's tether, or inherited.
+    pub heirs: Option<Arc<Heirs>>,
     pub staging: Staging,
     pub request: Option<Request>,
     pub removals: Removals,
@@ -196,12 +199,19 @@ impl Space {
     /// Ties the program of `worker` to the life of this manager, if that is not done yet. To be called before the worker is
     /// told to evict. The worker obeys in order, so there is no answer to wait for.
     pub(crate) fn tie(&self, worker: &Worker) {
-        let mut tether = self.tether.lock();
-        if tether.is_none() {
+        let heirs = {
+            let mut tether = self.tether.lock();
+            if tether.is_some() {
+                return;
+            }
             // Without a descriptor to spare, the guards that are processes remain. A program that has ended needs none.
             *tether = Tether::new(worker.program)
                 .and_then(|tether| worker.link.send(&[kind::TETHER], Some(tether.far())).map(|()| tether))
                 .ok();
+            tether.as_ref().map(|tether| Arc::new(Heirs::new(tether.hold().clone())))
+        };
+        if heirs.is_some() {
+            self.lock().heirs = heirs;
         }
     }
 
@@ -458,6 +468,7 @@ impl State {
             registered: self.registered.clone(),
             excluded: self.excluded.clone(),
             beacon: self.beacon,
+            heirs: self.heirs.clone(),
             ..State::default()
         };
         for (page, state) in self.table.iter() {
