@@ -16,6 +16,7 @@ pub const SYS_MUNMAP: usize = 11;
 pub const SYS_RT_SIGPROCMASK: usize = 14;
 pub const SYS_IOCTL: usize = 16;
 pub const SYS_MADVISE: usize = 28;
+pub const SYS_SHMAT: usize = 30;
 pub const SYS_GETPID: usize = 39;
 pub const SYS_SOCKET: usize = 41;
 pub const SYS_CONNECT: usize = 42;

@@ -29,7 +29,7 @@
 //! userfaultfd, which the manager answers with a random number. The child says this number in HELLO. No process id takes
 //! part, so the namespaces of the child do not matter.
 //!
-//! A program thread that calls `madvise` with a hint opens a connection of its own, says [`Advise`] and waits for
+//! A program thread that calls `madvise` with a hint, or `shmat`, opens a connection of its own, says [`Advise`] and waits for
 //! [`kind::ADVISED`].
 //!
 //! The manager trusts nothing in a message: a wrong one harms only the program that sent it.
@@ -403,6 +403,8 @@ pub enum Advice {
     Cold,
     /// `MADV_WIPEONFORK`: a forked child will find these pages empty; leave them alone from now on.
     Exclude,
+    /// Not by `madvise`: `shmat(SHM_REMAP)` has replaced what was mapped there, of which the kernel sends no event.
+    Replaced,
 }
 
 /// A program's hint about a range.
@@ -425,6 +427,7 @@ impl Advise {
             Advice::PageOut => 0,
             Advice::Cold => 1,
             Advice::Exclude => 2,
+            Advice::Replaced => 3,
         };
         let message = [kind::ADVISE, VERSION, self.token, advice, self.address, self.len];
         words[..message.len()].copy_from_slice(&message);
@@ -434,7 +437,8 @@ impl Advise {
     /// Reads the message; `None` if it is not one.
     pub fn decode(words: &[u64]) -> Option<Advise> {
         let &[kind::ADVISE, VERSION, token, advice, address, len] = words else { return None };
-        let advice = *[Advice::PageOut, Advice::Cold, Advice::Exclude].get(usize::try_from(advice).ok()?)?;
+        const ALL: [Advice; 4] = [Advice::PageOut, Advice::Cold, Advice::Exclude, Advice::Replaced];
+        let advice = *ALL.get(usize::try_from(advice).ok()?)?;
         Some(Advise { token, advice, address, len })
     }
 }
@@ -462,7 +466,7 @@ mod tests {
         let advise = Advise { token: 9, advice: Advice::Cold, address: 4096, len: 8192 };
         let n = advise.encode(&mut words);
         assert_eq!(Advise::decode(&words[..n]), Some(advise));
-        words[3] = 3;
+        words[3] = 4;
         assert_eq!(Advise::decode(&words[..n]), None);
     }
 

@@ -517,6 +517,7 @@ impl Pager {
         let mut state = space.lock();
         // What was unmapped, discarded or moved meanwhile is not filled; its event has been applied.
         let fit = state.table.loading(&pages[..loaded]);
+        let fit = self.before_guard(&state, &pages[..fit]);
         let (mut filled, mut answer) = (0, Answer::Done);
         if corrupt && state.table.loading(&pages[..1]) == 1 {
             if let Err(error) = space.uffd.poison(first) {

@@ -142,6 +142,8 @@ pub(crate) struct State {
     pub table: PageTable,
     /// What is registered with the userfaultfd and may be evicted.
     pub registered: RangeSet,
+    /// Whether guard pages were ever found in this memory.
+    pub has_guards: bool,
     /// Before this, memory is not searched for guard pages again.
     pub search_guards_at: Option<Instant>,
     /// When all of `registered` was last asked about.
@@ -468,6 +470,7 @@ impl State {
             registered: self.registered.clone(),
             excluded: self.excluded.clone(),
             beacon: self.beacon,
+            has_guards: self.has_guards,
             heirs: self.heirs.clone(),
             ..State::default()
         };
