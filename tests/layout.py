@@ -43,3 +43,23 @@ def cost_of_madv_free(context: Context, test):
 def robust_mutexes(context: Context, test):
     """Threads end with their stacks paged out; the robust mutexes they hold pass to another process."""
     yield run_program(context, test, "robust", "every mutex passed to the next owner", context.size(3, 30))
+
+
+@test("robust-nodes", 60)
+def robust_mutexes_in_private_memory(context: Context, test):
+    """Threads end with the private robust mutexes that they hold paged out; those and the shared ones behind them pass on."""
+    yield run_program(context, test, "robustnodes", "every mutex passed to the next owner", context.size(3, 30))
+
+
+CHANGES = ("advice", "discard", "process-madvise", "process-vm-writev", "mprotect", "pkey", "mseal", "mbind", "migrate", "prctl",
+           "remap-file-pages", "droppable", "vmsplice", "userfaultfd", "grow-over-remap", "guards-by-syscall")
+
+
+@test("changes", 60)
+def changes(context: Context, test):
+    """Calls that change mappings or contents in silence, on memory of which half is evicted: every byte stays."""
+    for mode in CHANGES:
+        seconds = context.size(1, 20)
+        outcome = context.run([context.program("changes"), mode, 24, seconds], "--memory-max", "12M", "--quiet", timeout=test.seconds)
+        right = (outcome.status, outcome.stdout) == (0, "nothing has changed\n")
+        yield Result(f"changes: {mode}", right, "" if right else complaint(outcome))

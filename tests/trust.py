@@ -108,6 +108,42 @@ def kill_subsets(context: Context, test):
     yield result
 
 
+@test("bare-forks", 60)
+def bare_forks(context: Context, test):
+    """Children made by the instruction itself, past libc, read right bytes; or none, when all of uzswap is killed at once."""
+    seed = random.randrange(1 << 32)
+    rng = random.Random(seed)
+    failed, held = [], 0
+    # Mostly everything, now and then a subset.
+    rounds = context.size(16, 400)
+    for number in range(rounds):
+        job = context.start([context.program("bareforks"), 4], *TIGHT)
+        wait_until(lambda: job.manager() is not None or job.process.poll() is not None, 10)
+        time.sleep(rng.uniform(0.2, 1.5))
+        found = parts(job)
+        pids = [pid for name in found if number % 4 or rng.random() < 0.6 for pid in found[name]]
+        rng.shuffle(pids)
+        for pid in pids:
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                pass
+        # Children that read on would read all within this time. Those that wait for a page wait for ever.
+        if pids:
+            time.sleep(2.5)
+            left = job.survivors()
+            held += len(left)
+            job.kill()
+        outcome = job.wait(60)
+        if "MISMATCH" in outcome.stderr:
+            failed.append(f"round {number}: wrong bytes: {outcome.stderr[:400]}")
+            if len(failed) > 3:
+                break
+    result = check("bare-forks", *failed)
+    result.detail = result.detail or f"{number + 1} rounds, {held} processes held, seed {seed}"
+    yield result
+
+
 PYTHON = """
 import random, time
 rng = random.Random(1)

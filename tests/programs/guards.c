@@ -1,4 +1,4 @@
-/* guards SECONDS: guard pages (MADV_GUARD_INSTALL), by libc's madvise and by raw system calls, over memory that is paged out and
+/* guards SECONDS: guard pages (MADV_GUARD_INSTALL), by libc's madvise and by the instruction itself, over memory that is paged out and
  * next to memory that is walked through. What was under a guard is gone for good, and nothing takes a guard away but its removal. */
 #define _GNU_SOURCE
 #include "check.h"
@@ -30,7 +30,11 @@ static int is_guarded(char *page)
 
 static void advise_raw(char *at, size_t pages, int advice)
 {
-	if (syscall(SYS_madvise, at, pages * PAGE, advice))
+	long result;
+
+	__asm__ volatile("syscall" : "=a"(result) : "a"(SYS_madvise), "D"(at), "S"(pages * PAGE), "d"((long)advice)
+			 : "rcx", "r11", "memory");
+	if (result)
 		die("madvise");
 }
 

@@ -1,22 +1,27 @@
 //! The agent's region of the address space: where each of its areas lies, and mapping it.
 //!
 //! ```text
-//!   guard │ control block and stacks │ guard │ beacon │ guard │ staging │ guard │ trash │ guard │ tether │ guard
-//!           shared: never managed                      one page   private, each with a userfaultfd    one page
+//!   guard │ control block, heads, stacks │ guard │ beacon │ guard │ staging │ guard │ trash │ guard
+//!           shared: never managed                  one page   private, each with a userfaultfd
 //! ```
 //! The staging and the trash area each end with a proof page, into which the manager copies a random number. The guards keep
 //! the kernel from merging an area with memory of the program. Only the beacon is inherited by a forked child, and there it is
 //! empty: the child's read of it faults, and the manager answers with a number that names the userfaultfd that the child
-//! inherited. The tether's page is a guard until an io_uring is mapped there (`tether.rs`).
+//! inherited. Where the io_uring of the tether is mapped the kernel chooses (`tether.rs`).
 //!
 //! # Safety
 //! Maps fresh memory and replaces parts of it; touches nothing that existed before.
 
-use uzswap_proto::{PAGE_SIZE, STAGING_PAGES, TRASH_PAGES};
+use core::mem::size_of;
+
+use uzswap_proto::{MAX_HEADS, PAGE_SIZE, STAGING_PAGES, TRASH_PAGES};
 
 use crate::sys::{self, call};
 
-const CONTROL_PAGES: usize = 16;
+/// The heads of robust lists (`robust.rs`).
+const HEADS_PAGES: usize = MAX_HEADS * size_of::<u64>() / PAGE_SIZE;
+
+const CONTROL_PAGES: usize = 16 + HEADS_PAGES;
 
 /// The control block and the usher's stack.
 const USHER_STACK: usize = 2 * PAGE_SIZE;
@@ -28,10 +33,9 @@ const STAGING: usize = BEACON + 2 * PAGE_SIZE;
 const PROOF_PAGES: usize = 1;
 
 const TRASH: usize = STAGING + (STAGING_PAGES + PROOF_PAGES + 1) * PAGE_SIZE;
-const TETHER: usize = TRASH + (TRASH_PAGES + PROOF_PAGES + 1) * PAGE_SIZE;
 
 /// Length of the region in bytes.
-pub const REGION_LEN: usize = TETHER + 2 * PAGE_SIZE;
+pub const REGION_LEN: usize = TRASH + (TRASH_PAGES + PROOF_PAGES + 1) * PAGE_SIZE;
 
 /// A mapped region.
 #[derive(Clone, Copy)]
@@ -90,7 +94,12 @@ impl Region {
         self.control() + USHER_STACK
     }
 
-    /// The end of the worker's stack, which begins after the usher's.
+    /// Room for [`MAX_HEADS`] words.
+    pub fn heads(self) -> usize {
+        self.usher_stack_top()
+    }
+
+    /// The end of the worker's stack, which begins after the heads.
     pub fn stack_top(self) -> usize {
         self.start + CONTROL + CONTROL_PAGES * PAGE_SIZE
     }
@@ -108,11 +117,6 @@ impl Region {
     /// The trash area.
     pub fn trash(self) -> usize {
         self.start + TRASH
-    }
-
-    /// The page for the tether's io_uring.
-    pub fn tether(self) -> usize {
-        self.start + TETHER
     }
 }
 

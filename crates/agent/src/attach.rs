@@ -2,7 +2,8 @@
 //!
 //! Both run in a thread of the program and make one worker for its memory. A fork that bypasses libc, and a child that
 //! shares its parent's memory (vfork, posix_spawn), are not noticed here and need not be: the first goes on under the
-//! userfaultfd it inherited, only without being reclaimed from; the second has its parent's worker.
+//! userfaultfd it inherited, only without being reclaimed from, and has its parent's heirloom (`tether.rs`); the second has its
+//! parent's worker.
 //!
 //! The first word of the beacon page tells which memory this is: the kernel empties that page in each child. Whatever the
 //! statics say of a worker is of the process that wrote them, and holds only where the beacon says that it is this one.
@@ -24,6 +25,7 @@ use uzswap_proto::{
 use crate::area::Region;
 use crate::calls;
 use crate::sys::{self, call};
+use crate::tether;
 use crate::worker::{self, Control, Program};
 
 /// See [`uzswap_proto::BOARD`]. A page of the file that is mapped here, and that nothing here writes to: it stays the file's.
@@ -55,6 +57,8 @@ static JOB_TOKEN: AtomicU64 = AtomicU64::new(0);
 /// The beacon of this process and its descendants by fork, in all of which it lies at the same place; 0 before there is
 /// one.
 static BEACON: AtomicUsize = AtomicUsize::new(0);
+/// The heirloom of this process (`tether.rs`) when it last forked, or 0.
+static HEIRLOOM: AtomicUsize = AtomicUsize::new(0);
 /// The control block of this process's worker; 0 if it has none.
 static CONTROL: AtomicUsize = AtomicUsize::new(0);
 /// Whether this process had evicted pages, or inherited some, when it last forked.
@@ -85,13 +89,18 @@ static CONSTRUCTOR: extern "C" fn() = {
     constructor
 };
 
-/// Whether pages of this process have been evicted.
-pub fn evicts() -> bool {
+/// The control block of this process's worker, if it has one.
+fn control() -> Option<&'static Control> {
     let control = CONTROL.load(Relaxed) as *const Control;
     let is_own = look_at_beacon()[0] == beacon::ATTACHED;
     // SAFETY: the beacon says that this memory is the one that the worker was made for: there the control block stays mapped and,
     // but for its atomics, unchanged.
-    is_own && !control.is_null() && unsafe { (*control).evicts.load(Relaxed) }
+    if is_own { unsafe { control.as_ref() } } else { None }
+}
+
+/// Whether pages of this process have been evicted.
+pub fn evicts() -> bool {
+    control().is_some_and(|control| control.evicts.load(Relaxed))
 }
 
 /// To be called before a fork, in the thread that forks.
@@ -101,7 +110,11 @@ pub extern "C" fn before_fork() {
         // This process was cloned past libc: it has no worker, and the control block is not mapped here.
         CONTROL.store(0, Relaxed);
     }
-    INHERITABLE.store(first == beacon::INHERITED || evicts(), Relaxed);
+    let control = control();
+    INHERITABLE.store(first == beacon::INHERITED || control.is_some_and(|own| own.evicts.load(Relaxed)), Relaxed);
+    if let Some(heirloom @ 1..) = control.map(|own| own.heirloom.load(Relaxed)) {
+        HEIRLOOM.store(heirloom, Relaxed);
+    }
 }
 
 /// To be called in a forked child before anything else.
@@ -167,6 +180,13 @@ fn attach(job: Job, inheritance: Option<Inheritance>) {
             return Err(made);
         }
         CONTROL.store(control as usize, Relaxed);
+        // SAFETY: as above.
+        let own = unsafe { (*control).heirloom.load(Relaxed) };
+        let inherited = HEIRLOOM.load(Relaxed);
+        if forked && inherited != 0 && own != 0 {
+            tether::give_up(inherited);
+            HEIRLOOM.store(own, Relaxed);
+        }
         // SAFETY: the beacon is the agent's own page, private and writable.
         unsafe { (BEACON.load(Relaxed) as *mut u64).write_volatile(beacon::ATTACHED) };
         Ok(())

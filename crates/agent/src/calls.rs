@@ -5,6 +5,7 @@
 //!    there when the program was executed is not noticed, and need not be: the constructor has made the same calls under it.
 //! 2. **Forks.** A child that is made by the bare system call, as sandboxes do, runs no fork handler of libc's. It gets the
 //!    agent's here.
+//! 3. **Hints.** `madvise` by way of `syscall` is handled as the function is (`hints`).
 //!
 //! # Safety
 //! Each function makes the system call that it was asked for, and sets libc's errno as libc does.
@@ -47,6 +48,12 @@ unsafe extern "C" fn finish(result: isize) -> isize {
     // SAFETY: as the caller's.
     unsafe { crate::hints::set_errno(-result as i32) };
     -1
+}
+
+/// `madvise` through `syscall`: what `hints` does for the function is done for the call, too.
+unsafe extern "C" fn madvise_call(address: usize, len: usize, advice: usize) -> isize {
+    // SAFETY: the program's own request, with the arguments that it has given.
+    unsafe { crate::hints::madvise(address, len, advice as i32) as isize }
 }
 
 extern "C" fn note_seccomp(result: isize) -> isize {
@@ -145,6 +152,8 @@ pub unsafe extern "C" fn syscall() {
     naked_asm!(
         "cmp rdi, 317", // seccomp, which has three arguments
         "je 2f",
+        "cmp rdi, 28", // madvise
+        "je 3f",
         "cmp rdi, 56", // clone
         "je {fork}",
         "cmp rdi, 57", // fork
@@ -171,8 +180,14 @@ pub unsafe extern "C" fn syscall() {
         "syscall",
         "mov rdi, rax",
         "jmp {seccomp}",
+        "3:",
+        "mov rdi, rsi",
+        "mov rsi, rdx",
+        "mov rdx, rcx",
+        "jmp {madvise}",
         fork = sym fork_call,
         seccomp = sym note_seccomp,
+        madvise = sym madvise_call,
         finish = sym finish,
     )
 }

@@ -1,10 +1,13 @@
-//! `madvise`, interposed: hints of the program go to the manager.
+//! `madvise` and `shmat`, interposed: hints of the program go to the manager.
 //!
 //! `MADV_PAGEOUT` and `MADV_COLD` are followed by the manager. `MADV_WIPEONFORK` empties a range in forked children,
 //! which the manager cannot see; it brings the range back and leaves it alone from then on, before the kernel is told.
 //! `MADV_GUARD_INSTALL` discards what is under the guards, of which the kernel sends no event. A `MADV_DONTNEED` of the range,
 //! which leaves guards alone, sends one: the manager drops what it keeps there. A page that the manager was just filling may
 //! have replaced its guard before; so the guards are then installed once more.
+//!
+//! `shmat(SHM_REMAP)` replaces what is mapped without an event. The manager is told, and drops what it keeps for that range before
+//! anything else can be mapped there.
 //!
 //! # Safety
 //! Passes the program's own arguments on to the kernel.
@@ -57,6 +60,26 @@ pub unsafe extern "C" fn madvise(address: usize, len: usize, advice: i32) -> i32
     // SAFETY: the program has called, in place of libc's function.
     unsafe { set_errno(-result as i32) };
     -1
+}
+
+/// As the libc's.
+///
+/// # Safety
+/// As the libc's: with SHM_REMAP it replaces memory.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn shmat(id: i32, address: usize, flags: i32) -> isize {
+    const SHM_REMAP: i32 = 0o40000;
+    // SAFETY: the program's own request.
+    let result = unsafe { call!(sys::SYS_SHMAT, id, address, flags) };
+    if (-4095..0).contains(&result) {
+        // SAFETY: the program has called, in place of libc's function.
+        unsafe { set_errno(-result as i32) };
+        return -1;
+    }
+    if flags & SHM_REMAP != 0 && evicts() {
+        tell_manager(Advice::Replaced, result as usize, PAGE_SIZE);
+    }
+    result
 }
 
 /// Sets libc's errno of this thread, if there is a libc.

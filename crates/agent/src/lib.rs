@@ -25,6 +25,7 @@
 mod attach;
 mod worker;
 
+mod robust;
 mod tether;
 
 mod area;

@@ -9,12 +9,14 @@ use core::arch::asm;
 #[cfg(not(all(target_os = "linux", target_arch = "x86_64")))]
 compile_error!("the agent knows the system calls of x86-64 Linux only");
 
+pub const SYS_PREAD64: usize = 17;
 pub const SYS_POLL: usize = 7;
 pub const SYS_MMAP: usize = 9;
 pub const SYS_MUNMAP: usize = 11;
 pub const SYS_RT_SIGPROCMASK: usize = 14;
 pub const SYS_IOCTL: usize = 16;
 pub const SYS_MADVISE: usize = 28;
+pub const SYS_SHMAT: usize = 30;
 pub const SYS_GETPID: usize = 39;
 pub const SYS_SOCKET: usize = 41;
 pub const SYS_CONNECT: usize = 42;

@@ -9,21 +9,49 @@
 //!    with the front, and has set the first end to send SIGKILL to the program (`F_SETSIG`, `F_SETOWN`, `O_ASYNC`). When
 //!    the last of manager and front is gone, the kernel closes the other end, and kills the program.
 //!
+//! A forked child has other userfaultfds. Its own worker ties those before it runs. A child that is made by the instruction `syscall`
+//! itself, past libc, has no worker. It inherits a second mapping of its parent's io_uring, the *heirloom*; and through the socket
+//! in there the manager sends the child's userfaultfd as soon as it knows it, to nobody: a descriptor in a message that nobody
+//! receives stays open as long as the socket does (`vm/src/heirs.rs`). A child with a worker of its own gives the heirloom up.
+//!
 //! Where io_uring is forbidden, requests of asynchronous input and output that never complete (`IOCB_CMD_POLL`) hold the
 //! files: their context belongs to the memory, too. The end of such a process takes some milliseconds longer.
 //!
 //! # Safety
-//! Maps the io_uring over a page of the agent's own region.
+//! Maps io_urings where the kernel finds room, and unmaps only what the kernel says is no ordinary memory.
 
-use crate::area::Region;
 use crate::sys::{self, call};
 use uzswap_proto::PAGE_SIZE;
 
-/// Ties `files` to the memory that `region` is a part of. Closes none of them. Gives 0 or a negative errno.
-pub fn tie(region: Region, files: &[i32; 3]) -> isize {
-    match tie_to_ring(region, files) {
-        0 => 0,
-        _ => tie_to_requests(files),
+/// How a program was tied.
+pub enum Tie {
+    /// By an io_uring, which is also mapped at this address, for children to inherit; 0 if that failed.
+    Ring(usize),
+    /// By requests that never complete.
+    Requests,
+    /// Not at all.
+    Failed,
+}
+
+/// Ties `files` to the memory of the caller. Closes none of them.
+pub fn tie(files: &[i32; 3]) -> Tie {
+    match tie_to_ring(files) {
+        Some(heirloom) => Tie::Ring(heirloom),
+        None if tie_to_requests(files) == 0 => Tie::Requests,
+        None => Tie::Failed,
+    }
+}
+
+/// Unmaps an inherited heirloom. The program may have unmapped it and have something else there: only what the kernel takes for no
+/// ordinary memory is unmapped, which it tells by refusing MADV_DOFORK.
+pub fn give_up(heirloom: usize) {
+    const MADV_DOFORK: usize = 11;
+    const EINVAL: isize = 22;
+    // SAFETY: the page was mapped by the agent of an ancestor, and no program of ours uses it.
+    unsafe {
+        if call!(sys::SYS_MADVISE, heirloom, PAGE_SIZE, MADV_DOFORK) == -EINVAL {
+            call!(sys::SYS_MUNMAP, heirloom, PAGE_SIZE);
+        }
     }
 }
 
@@ -33,32 +61,34 @@ struct RingParameters {
     words: [u32; 30],
 }
 
-fn tie_to_ring(region: Region, files: &[i32; 3]) -> isize {
+/// Gives the address of the mapping that children inherit.
+fn tie_to_ring(files: &[i32; 3]) -> Option<usize> {
     const REGISTER_FILES: usize = 2;
     const MADV_DONTFORK: usize = 10;
     const PROT_READ: usize = 1;
-    const SHARED_FIXED: usize = 0x11;
+    const SHARED: usize = 1;
     let mut parameters = RingParameters { words: [0; 30] };
-    // SAFETY: the structure has the kernel's size, 120 bytes. The mapping replaces a guard page of the agent's region. Nothing
-    // is ever submitted. A ring that cannot be mapped or filled is closed, and goes.
+    // SAFETY: the structure has the kernel's size, 120 bytes. The kernel chooses where to map: it refuses to map an io_uring anywhere
+    // else. Nothing is ever submitted. A ring that cannot be mapped or filled is closed, and goes.
     unsafe {
         let ring = call!(sys::SYS_IO_URING_SETUP, 1, &raw mut parameters);
         if ring < 0 {
-            return ring;
+            return None;
         }
-        let mut result = call!(sys::SYS_IO_URING_REGISTER, ring, REGISTER_FILES, files.as_ptr(), files.len());
-        if result >= 0 {
-            result = call!(sys::SYS_MMAP, region.tether(), PAGE_SIZE, PROT_READ, SHARED_FIXED, ring, 0);
+        let map = || call!(sys::SYS_MMAP, 0, PAGE_SIZE, PROT_READ, SHARED, ring, 0);
+        let mut tether = call!(sys::SYS_IO_URING_REGISTER, ring, REGISTER_FILES, files.as_ptr(), files.len());
+        if tether >= 0 {
+            tether = map();
         }
-        if result >= 0 {
-            result = call!(sys::SYS_MADVISE, region.tether(), PAGE_SIZE, MADV_DONTFORK);
-        }
-        if result >= 0 {
+        let mut heirloom = 0;
+        if tether >= 0 {
+            call!(sys::SYS_MADVISE, tether, PAGE_SIZE, MADV_DONTFORK);
             // A program that unmaps what it does not know cannot undo this. Kernels before 6.10 do not have the call.
-            call!(sys::SYS_MSEAL, region.tether(), PAGE_SIZE, 0);
+            call!(sys::SYS_MSEAL, tether, PAGE_SIZE, 0);
+            heirloom = map().max(0);
         }
         call!(sys::SYS_CLOSE, ring);
-        result.min(0)
+        (tether >= 0).then_some(heirloom as usize)
     }
 }
 

@@ -9,7 +9,7 @@
 //! 3. It opens the userfaultfds (one for the program's memory and the staging area, one for the trash area), and attaches
 //!    to the manager.
 //! 4. It obeys: TETHER ties the program to the life of the manager (`tether.rs`), EVICT moves pages into the staging area, DISCARD frees pages of the staging area, COLLAPSE makes a huge page of
-//!    small ones, which changes nothing that a program could read.
+//!    small ones, which changes nothing that a program could read. HEADS tells it whose robust mutexes to look after (`robust.rs`).
 //!
 //! An EVICT is issued on the userfaultfd that also watches the source. The kernel refuses (EAGAIN) to move on it from
 //! the moment an unmap, remap or fork of watched memory begins until the manager has read the event of it; and the
@@ -28,7 +28,7 @@
 
 use core::mem::size_of;
 use core::sync::atomic::{
-    AtomicBool, AtomicIsize, AtomicU32,
+    AtomicBool, AtomicIsize, AtomicU32, AtomicUsize,
     Ordering::{Acquire, Relaxed, Release},
 };
 
@@ -39,8 +39,9 @@ use uzswap_proto::{
 
 use crate::area::{REGION_LEN, Region};
 use crate::attach::socket_path;
+use crate::robust::Lists;
 use crate::sys::{self, EAGAIN, EBUSY, EINTR, ESRCH, Processors, call};
-use crate::tether;
+use crate::tether::{self, Tie};
 
 /// The program that gets a worker.
 pub struct Program {
@@ -73,6 +74,8 @@ pub struct Control {
     settled: AtomicU32,
     /// Whether pages have been evicted. Told by the worker to the program.
     pub evicts: AtomicBool,
+    /// The mapping that children are to inherit (`tether.rs`), or 0. Told likewise.
+    pub heirloom: AtomicUsize,
 }
 
 impl Control {
@@ -80,7 +83,8 @@ impl Control {
     pub fn new(program: Program, beacon: usize, region: Region) -> Control {
         let (pidfd, worker, settled) = (AtomicIsize::new(-1), AtomicIsize::new(0), AtomicU32::new(0));
         let evicts = AtomicBool::new(program.inherits);
-        Control { program, beacon, region, pidfd, worker, settled, evicts }
+        let heirloom = AtomicUsize::new(0);
+        Control { program, beacon, region, pidfd, worker, settled, evicts, heirloom }
     }
 
     /// Whether the program runs on at once.
@@ -207,6 +211,7 @@ struct Worker {
     uffd: i32,
     trash_uffd: i32,
     region: Region,
+    lists: Lists,
 }
 
 impl Worker {
@@ -255,7 +260,8 @@ impl Worker {
         }
         let mut greeting = [0; GREETING_WORDS];
         greeting.copy_from_slice(&words[..GREETING_WORDS]);
-        let worker = Worker { socket, greeting, program: pidfd as i32, uffd, trash_uffd, region: control.region };
+        let (region, program) = (control.region, pidfd as i32);
+        let worker = Worker { socket, greeting, program, uffd, trash_uffd, region, lists: Lists::new(region) };
         worker.introduce(control, &mut words);
         Some(worker)
     }
@@ -301,11 +307,14 @@ impl Worker {
                 kind::TETHER => {
                     if descriptor >= 0 {
                         // Without it the guards remain that are processes.
-                        tether::tie(self.region, &[self.uffd, self.trash_uffd, descriptor]);
+                        if let Tie::Ring(heirloom) = tether::tie(&[self.uffd, self.trash_uffd, descriptor]) {
+                            control.heirloom.store(heirloom, Relaxed);
+                        }
                         // SAFETY: our own descriptor.
                         unsafe { call!(sys::SYS_CLOSE, descriptor) };
                     }
                 }
+                kind::HEADS => self.lists.learn(&words[1..count as usize], descriptor),
                 kind::GO => control.settle(),
                 kind::EXIT => return control.settle(),
                 kind::RELEASE => {
@@ -337,7 +346,7 @@ impl Worker {
     }
 
     /// Answers EVICT: moves the runs that it names, and tells what became of each page.
-    fn evict(&self, words: &[u64]) {
+    fn evict(&mut self, words: &[u64]) {
         let touch = words[2] & evict::TOUCH != 0;
         let mut eviction = Eviction { to: words[1], touch, stopped: false, pages: 0, reply: [0; MAX_WORDS] };
         let runs = &words[evict::FIRST_RUN..];
@@ -346,11 +355,19 @@ impl Worker {
             pages += Run(runs[count]).pages();
             count += 1;
         }
-        self.evict_watched(&mut eviction, &runs[..count]);
-        let Eviction { mut reply, pages, .. } = eviction;
-        reply[0] = kind::EVICTED;
-        reply[1] = pages as u64;
-        self.say(&reply[..evicted::FIRST_STATUS + pages.div_ceil(8)], &[]);
+        let runs = &runs[..count];
+        self.evict_watched(&mut eviction, runs);
+        let mut len = evicted::first_held(eviction.pages);
+        let uffd = self.uffd;
+        self.lists.held(|page| {
+            eviction.put_back(uffd, runs, page);
+            eviction.reply[len] = page;
+            len += 1;
+            len < MAX_WORDS
+        });
+        eviction.reply[0] = kind::EVICTED;
+        eviction.reply[1] = eviction.pages as u64;
+        self.say(&eviction.reply[..len], &[]);
     }
 
     /// Moves the pages of `runs` that lie in registered mappings.
@@ -507,6 +524,25 @@ impl Eviction {
     fn note(&mut self, status: u8) {
         evicted::set(&mut self.reply, self.pages, status);
         self.pages += 1;
+    }
+
+    /// Moves `page` back, if it is one of those just moved. Where that is refused, the manager does it.
+    fn put_back(&mut self, uffd: i32, runs: &[u64], page: u64) {
+        let mut index = 0;
+        for run in runs {
+            let (start, pages) = (Run(*run).address(), Run(*run).pages());
+            let offset = page.wrapping_sub(start) as usize / PAGE_SIZE;
+            if page >= start && offset < pages {
+                index += offset;
+                let moved = index < self.pages && evicted::get(&self.reply, index) == evicted::MOVED;
+                let from = self.to + (index * PAGE_SIZE) as u64;
+                if moved && move_pages(uffd, page, from, 1, 0) == PAGE_SIZE as isize {
+                    evicted::set(&mut self.reply, index, evicted::KEPT);
+                }
+                return;
+            }
+            index += pages;
+        }
     }
 
     /// Marks the pages moved since page `first` as not known to have been registered.

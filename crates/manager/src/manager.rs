@@ -644,6 +644,7 @@ fn follow(pager: &Pager, session: &Session, advise: &Advise) -> bool {
         }
         Advice::Cold => pager.make_cold(&session.space, range),
         Advice::Exclude => return pager.exclude(&session.space, range),
+        Advice::Replaced => return pager.forget_replaced(&session.space),
     }
     true
 }

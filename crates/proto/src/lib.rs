@@ -13,6 +13,7 @@
 //!     │ ◀── MAIN      (+ userfaultfd) ─────── │   a forked child gets the userfaultfd it inherited, if it did
 //!     │ ◀── TETHER    (+ socket) ──────────── │   before anything is evicted: ties the program to the manager's life
 //!     │ ◀── GO ────────────────────────────── │   the program runs
+//!     │ ◀── HEADS     (+ memory) ──────────── │   where the robust lists of the program's threads begin, when that changes
 //!     │ ◀── EVICT / DISCARD / COLLAPSE ────── │   any number of times, each answered
 //!     │ ─── EVICTED / DISCARDED / COLLAPSED ▶ │
 //!     │ ◀── EXIT, RELEASE or end of file ──── │   end of file alone: the manager is gone, kill the program
@@ -28,7 +29,7 @@
 //! userfaultfd, which the manager answers with a random number. The child says this number in HELLO. No process id takes
 //! part, so the namespaces of the child do not matter.
 //!
-//! A program thread that calls `madvise` with a hint opens a connection of its own, says [`Advise`] and waits for
+//! A program thread that calls `madvise` with a hint, or `shmat`, opens a connection of its own, says [`Advise`] and waits for
 //! [`kind::ADVISED`].
 //!
 //! The manager trusts nothing in a message: a wrong one harms only the program that sent it.
@@ -65,13 +66,16 @@ pub const BOARD_SOCKET_PATH: usize = 16;
 pub const SOCKET_PATH: usize = 108;
 
 /// Changes whenever a message does.
-pub const VERSION: u64 = 6;
+pub const VERSION: u64 = 7;
 
 /// Bytes of a huge page.
 pub const HUGE_PAGE_SIZE: usize = 2 << 20;
 
 /// Words in the longest message.
 pub const MAX_WORDS: usize = 4 + MAX_BATCH_PAGES;
+
+/// Heads of robust lists that a worker remembers: the list of any further thread is not followed.
+pub const MAX_HEADS: usize = 4096;
 
 /// Pages that one [`kind::EVICT`] can name.
 pub const MAX_BATCH_PAGES: usize = 512;
@@ -158,6 +162,9 @@ pub mod kind {
     pub const COLLAPSE: u64 = 15;
     /// Worker to manager: word 1 is 1 if that is done, else 0.
     pub const COLLAPSED: u64 = 16;
+    /// Manager to worker: word 1 how many heads came before, then one head of a robust list per word. With the first heads comes a
+    /// descriptor of the program's memory (`/proc/PID/mem`), which can be read without waiting for an evicted page. Not answered.
+    pub const HEADS: u64 = 18;
     /// Worker to manager: word 1 a [`super::step`], word 2 an errno. The program runs unmanaged.
     pub const FAILED: u64 = 13;
 }
@@ -346,8 +353,11 @@ pub mod evict {
     pub const FIRST_RUN: usize = 3;
 }
 
-/// The answer to [`kind::EVICT`]: kind, number of pages, then a status byte for each page, eight to a word.
+/// The answer to [`kind::EVICT`]: kind, number of pages, then a status byte for each page, eight to a word, then the pages that hold
+/// robust mutexes which threads hold, one per word.
 pub mod evicted {
+    use super::MAX_BATCH_PAGES;
+
     /// Index of the first word of status bytes.
     pub const FIRST_STATUS: usize = 2;
     /// The page is in the staging area now.
@@ -358,6 +368,19 @@ pub mod evicted {
     pub const UNWATCHED: u8 = 254;
     /// The page is in the staging area now, but its mapping was not seen registered right after the move.
     pub const UNSURE: u8 = 253;
+    /// The page is where it was: it was moved, was then found to hold a robust mutex that a thread holds, and was moved back.
+    pub const KEPT: u8 = 252;
+
+    /// Index of the first word after the statuses of `pages` pages.
+    pub const fn first_held(pages: usize) -> usize {
+        FIRST_STATUS + pages.div_ceil(8)
+    }
+
+    /// The pages with robust mutexes that are held.
+    pub fn held(words: &[u64]) -> &[u64] {
+        let pages = words.get(1).map_or(0, |&pages| (pages as usize).min(MAX_BATCH_PAGES));
+        words.get(first_held(pages)..).unwrap_or(&[])
+    }
 
     /// Sets the status of page `index`.
     pub fn set(words: &mut [u64], index: usize, status: u8) {
@@ -380,6 +403,8 @@ pub enum Advice {
     Cold,
     /// `MADV_WIPEONFORK`: a forked child will find these pages empty; leave them alone from now on.
     Exclude,
+    /// Not by `madvise`: `shmat(SHM_REMAP)` has replaced what was mapped there, of which the kernel sends no event.
+    Replaced,
 }
 
 /// A program's hint about a range.
@@ -402,6 +427,7 @@ impl Advise {
             Advice::PageOut => 0,
             Advice::Cold => 1,
             Advice::Exclude => 2,
+            Advice::Replaced => 3,
         };
         let message = [kind::ADVISE, VERSION, self.token, advice, self.address, self.len];
         words[..message.len()].copy_from_slice(&message);
@@ -411,7 +437,8 @@ impl Advise {
     /// Reads the message; `None` if it is not one.
     pub fn decode(words: &[u64]) -> Option<Advise> {
         let &[kind::ADVISE, VERSION, token, advice, address, len] = words else { return None };
-        let advice = *[Advice::PageOut, Advice::Cold, Advice::Exclude].get(usize::try_from(advice).ok()?)?;
+        const ALL: [Advice; 4] = [Advice::PageOut, Advice::Cold, Advice::Exclude, Advice::Replaced];
+        let advice = *ALL.get(usize::try_from(advice).ok()?)?;
         Some(Advise { token, advice, address, len })
     }
 }
@@ -439,7 +466,7 @@ mod tests {
         let advise = Advise { token: 9, advice: Advice::Cold, address: 4096, len: 8192 };
         let n = advise.encode(&mut words);
         assert_eq!(Advise::decode(&words[..n]), Some(advise));
-        words[3] = 3;
+        words[3] = 4;
         assert_eq!(Advise::decode(&words[..n]), None);
     }
 
@@ -478,5 +505,11 @@ mod tests {
         evicted::set(&mut words, 12, 0);
         assert_eq!((evicted::get(&words, 10), evicted::get(&words, 11), evicted::get(&words, 12)), (255, 16, 0));
         assert_eq!(evicted::get(&words[..2], 0), evicted::NOT_TRIED);
+        words[1] = 9;
+        assert_eq!(evicted::first_held(9), evicted::FIRST_STATUS + 2);
+        assert_eq!(evicted::held(&words[..5]), [words[4]]);
+        assert!(evicted::held(&words[..4]).is_empty() && evicted::held(&words[..3]).is_empty());
+        words[1] = u64::MAX;
+        assert!(evicted::held(&words[..5]).is_empty());
     }
 }

@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 use uzswap_engine::{PAGE_SIZE, Slot};
 use uzswap_proto::{MAX_BATCH_PAGES, Run, STAGING_PAGES, evict, evicted, kind};
 
+use crate::exit_words::tell_heads;
 use crate::fault::wait_for_program;
 use crate::pager::{Pager, Progress, read_pages};
 use crate::range::{Range, RangeSet};
@@ -52,7 +53,7 @@ impl Pager {
     /// are touched. False if it is to be called again: the worker is busy.
     pub fn refresh(&self, space: &Space) -> io::Result<bool> {
         let _visit = space.visit();
-        self.keep_exit_words(space);
+        self.keep_exit_words(space, false);
         // Between a request and its answer no event may be read.
         let Some(_conversation) = space.conversation.try_lock_for(CONVERSATION_PATIENCE) else { return Ok(false) };
         let Some(worker) = space.worker() else { return Ok(true) };
@@ -123,7 +124,7 @@ impl Pager {
     /// hot (see `heat`).
     pub fn evict(&self, space: &Space, pages: usize) -> io::Result<Progress> {
         let _visit = space.visit();
-        self.keep_exit_words(space);
+        self.keep_exit_words(space, false);
         let _conversation = space.conversation.lock();
         let Some(worker) = self.resume(space) else { return Ok(Progress::default()) };
         let (hand, ranges) = {
@@ -197,7 +198,7 @@ impl Pager {
     pub fn page_out(&self, space: &Space, range: Range) -> io::Result<Progress> {
         let _visit = space.visit();
         let mut total = Progress::default();
-        self.keep_exit_words(space);
+        self.keep_exit_words(space, true);
         let parts = space.lock().registered.within(range);
         for part in parts {
             {
@@ -325,7 +326,7 @@ impl Pager {
         touch: u64,
         spare_hot: bool,
     ) -> io::Result<Option<usize>> {
-        let words = {
+        let (words, heads) = {
             let mut state = space.lock();
             self.drain(space, &mut state);
             if state.gone {
@@ -344,8 +345,9 @@ impl Pager {
             let mut words = vec![kind::EVICT, worker.staging_page(first), touch];
             words.extend(runs_of(&pages).into_iter().map(|run| run.0));
             state.request = Some(Request::Evict { first, pages });
-            words
+            (words, state.exit_words.untold())
         };
+        heads.iter().for_each(|heads| tell_heads(worker, heads));
         space.tie(worker);
         match self.talk(space, worker, &words) {
             Talk::Answered(moved) => Ok(Some(moved)),
@@ -535,6 +537,13 @@ impl Pager {
                 status if i32::from(status) == libc::EBUSY => state.busy.push(page),
                 _ => {}
             }
+        }
+        let held: Vec<u64> =
+            evicted::held(words).iter().copied().filter(|page| page.is_multiple_of(PAGE) && *page < 1 << 56).collect();
+        state.exit_words.hold(&held);
+        // The caller services the space.
+        for page in held {
+            state.want_back(page);
         }
         space.account().counters().pgsteal.fetch_add(moved as u64, Relaxed);
         space.account().counters().busy.fetch_add(state.busy.len() as u64, Relaxed);

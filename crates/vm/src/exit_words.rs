@@ -9,19 +9,22 @@
 //! 3. Threads are looked for before pages are evicted: if their number has changed, and once a second, as a thread may have
 //!    taken the place of another.
 //!
-//! The addresses are the program's own claim. Nothing is read there, so a false one only keeps a page of that program.
+//! 4. Held robust mutexes can lie in any page, and are known by following the lists. The manager does not read there: the program
+//!    may change what is read, and may let a read block. It tells the worker where the lists begin, and the worker follows them after
+//!    each move (`robust.rs` of the agent). The pages that it names in its answer are kept, and brought back if they are away.
 //!
-//! Not covered: list nodes, that is held robust mutexes, in private memory. To find them, the manager would have to read memory
-//! that the program may change, and may let block, at each eviction.
+//! The addresses are the program's own claim. The manager reads nothing there, so a false one only keeps a page of that program.
 
+use std::os::fd::AsRawFd;
 use std::time::{Duration, Instant};
 
 use crate::PAGE;
 use crate::pager::Pager;
 use crate::range::{Range, RangeSet};
-use crate::space::{Fault, Space, State};
+use crate::space::{Fault, Space, State, Worker};
 use crate::sys::robust;
 use crate::table::PageState;
+use uzswap_proto::{MAX_HEADS, MAX_WORDS, kind};
 
 /// Bytes in front of a list's head that are kept, too. In glibc the word that is cleared is 16 bytes before the head.
 const BEFORE: u64 = 256;
@@ -29,13 +32,22 @@ const BEFORE: u64 = 256;
 /// How often threads are looked for if their number is what it was.
 const INTERVAL: Duration = Duration::from_secs(1);
 
-/// How many times as long as a search there is none, at least.
+/// How many times as long as a search there is none, at least; and in a program that uses robust mutexes, whose next thread may
+/// hold one.
 const REST: u32 = 100;
+const REST_IF_USED: u32 = 8;
 
 /// The pages of a program that hold exit words.
 #[derive(Default)]
 pub(crate) struct ExitWords {
     pages: RangeSet,
+    /// The pages that hold robust mutexes which threads held when their lists were last followed.
+    held: RangeSet,
+    /// Whether there ever were some.
+    used: bool,
+    /// Where lists begin, and whether the worker is still to be told.
+    heads: Vec<u64>,
+    untold: bool,
     /// How many threads there were at the last search.
     threads: u64,
     /// When the next search may be made, and when it must.
@@ -45,7 +57,26 @@ pub(crate) struct ExitWords {
 impl ExitWords {
     /// Whether `page` holds some.
     pub fn contains(&self, page: u64) -> bool {
-        self.pages.contains(page)
+        self.pages.contains(page) || self.held.contains(page)
+    }
+
+    /// Takes note of where the lists begin, in order.
+    fn take_heads(&mut self, heads: Vec<u64>) {
+        if heads != self.heads {
+            (self.heads, self.untold) = (heads, true);
+        }
+    }
+
+    /// Returns what the worker is to be told before it moves anything.
+    pub fn untold(&mut self) -> Option<Vec<u64>> {
+        std::mem::take(&mut self.untold).then(|| self.heads.clone())
+    }
+
+    /// Takes note of the pages with held mutexes, as the worker tells them.
+    pub fn hold(&mut self, pages: &[u64]) {
+        self.used |= !pages.is_empty();
+        self.held = RangeSet::default();
+        pages.iter().for_each(|page| self.held.insert(Range::page(*page)));
     }
 
     /// Whether threads are to be looked for, of which there are so many now.
@@ -56,30 +87,54 @@ impl ExitWords {
 
 impl Pager {
     /// Keeps the exit words of the program's threads from being evicted, and has those brought back that were. To be called
-    /// before pages are evicted, outside the conversation with the worker.
-    pub(crate) fn keep_exit_words(&self, space: &Space) {
+    /// before pages are evicted, outside the conversation with the worker. If the program has asked for the eviction, a thread that
+    /// has just begun may hold a robust mutex in that very page: then `now` has threads looked for in any case.
+    pub(crate) fn keep_exit_words(&self, space: &Space, now: bool) {
         let Some(worker) = space.worker() else { return };
         let (started, threads) = (Instant::now(), robust::count_threads(worker.program));
         {
             let state = &mut *space.lock();
-            if !state.exit_words.is_due(started, threads) {
+            if !now && !state.exit_words.is_due(started, threads) {
                 return;
             }
             // No other thread is to search meanwhile.
             state.exit_words.due = Some([started + INTERVAL; 2]);
         }
         let mut pages = RangeSet::default();
-        robust::heads(worker.program).into_iter().for_each(|head| pages.insert(pages_around(head)));
+        let mut heads = robust::heads(worker.program);
+        heads.iter().for_each(|head| pages.insert(pages_around(*head)));
+        heads.retain(|head| !pages_around(*head).is_empty());
+        let mut heads: Vec<u64> = heads.into_iter().take(MAX_HEADS).map(|head| head.start).collect();
+        heads.sort_unstable();
         let wanted = {
             let state = &mut *space.lock();
-            let rest = started.elapsed() * REST;
-            state.exit_words = ExitWords { pages, threads, due: Some([started + rest, started + rest.max(INTERVAL)]) };
+            let words = &mut state.exit_words;
+            let rest = started.elapsed() * if words.used { REST_IF_USED } else { REST };
+            (words.pages, words.threads) = (pages, threads);
+            words.due = Some([started + rest, started + if words.used { rest } else { rest.max(INTERVAL) }]);
+            words.take_heads(heads);
             let kept: Vec<Range> = state.exit_words.pages.iter().collect();
             let pages = kept.into_iter().flat_map(|range| (range.start..range.end).step_by(PAGE as usize));
             pages.filter(|page| state.want_back(*page)).count()
         };
         if wanted > 0 {
             self.service(space);
+        }
+    }
+}
+
+/// Tells `worker` where robust lists begin. It obeys in order, so there is no answer to wait for.
+pub(crate) fn tell_heads(worker: &Worker, heads: &[u64]) {
+    const AT_ONCE: usize = MAX_WORDS - 2;
+    let mut told = 0;
+    loop {
+        let part = &heads[told..heads.len().min(told + AT_ONCE)];
+        let words: Vec<u64> = [kind::HEADS, told as u64].into_iter().chain(part.iter().copied()).collect();
+        let memory = (told == 0).then(|| worker.memory.as_raw_fd());
+        told += part.len();
+        // Fails only for a process that is going away.
+        if worker.link.send(&words, memory).is_err() || told == heads.len() {
+            return;
         }
     }
 }
@@ -120,6 +175,27 @@ mod tests {
         // What no program can have, though its thread may say so.
         assert!([0, 8, u64::MAX, u64::MAX - 24].into_iter().all(|start| around(start).is_empty()));
         assert!(pages_around(Range::sized(PAGE, 1 << 40)).is_empty());
+    }
+
+    #[test]
+    fn a_worker_is_told_of_new_heads_once() {
+        let mut words = ExitWords::default();
+        assert_eq!(words.untold(), None);
+        words.take_heads(vec![8, 16]);
+        assert_eq!((words.untold(), words.untold()), (Some(vec![8, 16]), None));
+        words.take_heads(vec![8, 16]);
+        assert_eq!(words.untold(), None);
+        words.take_heads(vec![]);
+        assert_eq!(words.untold(), Some(vec![]));
+    }
+
+    #[test]
+    fn pages_with_held_mutexes_are_kept_until_they_are_told_no_more() {
+        let mut words = ExitWords::default();
+        words.hold(&[PAGE, 3 * PAGE]);
+        assert!(words.contains(PAGE) && !words.contains(2 * PAGE) && words.contains(3 * PAGE) && words.used);
+        words.hold(&[]);
+        assert!(!words.contains(PAGE) && words.used);
     }
 
     #[test]

@@ -146,7 +146,10 @@ impl Pager {
                         }
                         events.push(Event { change, forks_read: forks.len() });
                     }
-                    Message::Fork(child) => forks.push(child),
+                    Message::Fork(child) => {
+                        state.heirs.iter().for_each(|heirs| heirs.keep(&child));
+                        forks.push(child);
+                    }
                 }
             }
             if !read_all {
@@ -174,7 +177,7 @@ impl Pager {
 
     /// Applies what was read in an epoch.
     fn settle(&self, space: &Space, state: &mut State, ordered: Vec<Event>, forks: Vec<Uffd>) {
-        let mut rest = ordered;
+        let (mut rest, had_forks) = (ordered, !forks.is_empty());
         for (number, child) in forks.into_iter().enumerate() {
             let mut said = Vec::new();
             let inherited = |address| was_inherited(&child, address, &mut said);
@@ -185,6 +188,9 @@ impl Pager {
         }
         rest.into_iter().for_each(|event| state.apply(&self.engine, event.change));
         state.epoch += 1;
+        if had_forks {
+            state.heirs.iter().for_each(|heirs| heirs.tidy());
+        }
     }
 
     /// Takes a forked child, which has hardly run yet, under management.
@@ -193,8 +199,9 @@ impl Pager {
         self.flush_staging(space, state, &child, &wiped);
         let mut inherited = State { unheard: said, ..state.inherit(&self.engine) };
         wiped.iter().for_each(|range| inherited.empty(&self.engine, range));
-        if let Err(error) = self.register(child, inherited, space.account(), space.owner.clone()) {
-            self.host.kill(space.id, &format!("no room for one more process: {error}"));
+        match self.register(child, inherited, space.account(), space.owner.clone()) {
+            Ok(child) => state.heirs.iter().for_each(|heirs| heirs.note(&child)),
+            Err(error) => self.host.kill(space.id, &format!("no room for one more process: {error}")),
         }
     }
 
@@ -512,6 +519,7 @@ impl Pager {
         let mut state = space.lock();
         // What was unmapped, discarded or moved meanwhile is not filled; its event has been applied.
         let fit = state.table.loading(&pages[..loaded]);
+        let fit = self.before_guard(&state, &pages[..fit]);
         let (mut filled, mut answer) = (0, Answer::Done);
         if corrupt && state.table.loading(&pages[..1]) == 1 {
             if let Err(error) = space.uffd.poison(first) {

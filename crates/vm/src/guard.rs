@@ -1,6 +1,7 @@
 //! Guard pages, and mappings that a forked child finds empty: neither is announced, both are found by asking.
 //!
-//! 1. Nothing is filled ahead over a guard page (`MADV_GUARD_INSTALL`): a window is looked at before it is loaded. What is stored
+//! 1. Nothing is filled ahead over a guard page (`MADV_GUARD_INSTALL`): a window is looked at before it is loaded, and in a program that
+//!    has guards once more right before it is filled. What is stored
 //!    under a guard page was discarded with it, and is dropped by whatever finds the guard first: a fault nearby, a page-out of the
 //!    range, or the look at everything that is taken every second or less. Guards that libc's `madvise` installs are announced: the
 //!    agent discards their range once more by a call that sends an event.
@@ -29,6 +30,15 @@ impl Pager {
         guards::find(&worker.pagemap, range).0.first().map(|guard| guard.start)
     }
 
+    /// Returns how many of `pages`, neighbours that are about to be filled, lie before the first guard. They were searched before they
+    /// were loaded; only where there have been guards it is done once more.
+    pub(crate) fn before_guard(&self, state: &State, pages: &[(u64, Slot)]) -> usize {
+        let (Some((first, last)), true) = (bounds(pages), state.has_guards) else { return pages.len() };
+        let Some(worker) = &state.worker else { return pages.len() };
+        let (found, _) = guards::find(&worker.pagemap, Range::new(first, last + PAGE));
+        found.first().map_or(pages.len(), |guard| pages.partition_point(|(page, _)| *page < guard.start))
+    }
+
     /// Takes those of `pages` out that a guard lies over now, and drops what is stored under it. The first is wanted by a thread
     /// that the kernel has let pass.
     pub(crate) fn pass_over_guards(&self, space: &Space, state: &mut State, pages: &mut Vec<(u64, Slot)>) {
@@ -54,6 +64,7 @@ impl Pager {
                 return None;
             }
             any |= !found.is_empty();
+            state.has_guards |= any;
             found.into_iter().for_each(|guard| state.empty(&self.engine, guard));
             if end <= at {
                 break;

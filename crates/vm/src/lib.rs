@@ -34,6 +34,7 @@ mod evict;
 mod exit_words;
 mod fault;
 mod guard;
+mod heirs;
 mod release;
 mod watched;
 

@@ -24,6 +24,7 @@ use crate::PAGE;
 use crate::epoch::Change;
 use crate::exit_words::ExitWords;
 use crate::heat::Heat;
+use crate::heirs::Heirs;
 use crate::huge::HugePages;
 use crate::owner::Owner;
 use crate::pager::Account;
@@ -147,6 +148,8 @@ pub(crate) struct State {
     pub table: PageTable,
     /// What is registered with the userfaultfd and may be evicted.
     pub registered: RangeSet,
+    /// Whether guard pages were ever found in this memory.
+    pub has_guards: bool,
     /// Before this, memory is not searched for guard pages again.
     pub search_guards_at: Option<Instant>,
     /// When all of `registered` was last asked about.
@@ -165,6 +168,8 @@ pub(crate) struct State {
     pub beacon: Option<u64>,
     /// What a child was told there that has no worker yet.
     pub nonce: Option<Nonce>,
+    /// What holds the userfaultfds of children that have no worker: of this program's tether, or inherited.
+    pub heirs: Option<Arc<Heirs>>,
     pub staging: Staging,
     pub request: Option<Request>,
     pub removals: Removals,
@@ -239,12 +244,19 @@ impl Space {
     /// Ties the program of `worker` to the life of this manager, if that is not done yet. To be called before the worker is
     /// told to evict. The worker obeys in order, so there is no answer to wait for.
     pub(crate) fn tie(&self, worker: &Worker) {
-        let mut tether = self.tether.lock();
-        if tether.is_none() {
+        let heirs = {
+            let mut tether = self.tether.lock();
+            if tether.is_some() {
+                return;
+            }
             // Without a descriptor to spare, the guards that are processes remain. A program that has ended needs none.
             *tether = Tether::new(worker.program)
                 .and_then(|tether| worker.link.send(&[kind::TETHER], Some(tether.far())).map(|()| tether))
                 .ok();
+            tether.as_ref().map(|tether| Arc::new(Heirs::new(tether.hold().clone())))
+        };
+        if heirs.is_some() {
+            self.lock().heirs = heirs;
         }
     }
 
@@ -510,6 +522,8 @@ impl State {
             registered: self.registered.clone(),
             excluded: self.excluded.clone(),
             beacon: self.beacon,
+            has_guards: self.has_guards,
+            heirs: self.heirs.clone(),
             ..State::default()
         };
         for (page, state) in self.table.iter() {

@@ -69,7 +69,7 @@ pub(crate) fn run(
     fs::create_dir(&directory)?;
     let mark = format!("{}-{}", std::process::id(), plan.seed);
     let mut round = Round { plan, mark, directory, jobs: Vec::new(), daemon: None, seen: Vec::new(), struck: false };
-    let before = if plan.daemon { round.start_daemon(victim)? } else { 0 };
+    let before = if plan.daemon { round.start_daemon(victim)? } else { Vec::new() };
     for number in 0..plan.programs {
         let job = round.start_job(number, victim, plan.seconds)?;
         round.jobs.push(job);
@@ -120,8 +120,8 @@ impl Round<'_> {
         words
     }
 
-    /// Returns how many descriptors the manager has when a first job has come and gone: some it opens only when it has work.
-    fn start_daemon(&mut self, victim: &Path) -> Result<usize> {
+    /// Returns which descriptors the manager has when a first job has come and gone: some it opens only when it has work.
+    fn start_daemon(&mut self, victim: &Path) -> Result<Vec<String>> {
         let mut command = self.uzswap("daemon")?;
         command.arg("daemon").arg("--socket").arg(self.socket(0));
         command.args(self.settings(self.plan.limit * self.plan.programs));
@@ -143,16 +143,16 @@ impl Round<'_> {
             }
             sleep(Duration::from_millis(20));
         }
-        let mut fewest = usize::MAX;
+        let mut fewest: Option<Vec<String>> = None;
         let end = Instant::now() + SETTLED;
         while Instant::now() < end {
-            fewest = fewest.min(self.manager_descriptors().unwrap_or(usize::MAX));
+            fewest = fewest.into_iter().chain(self.manager_descriptors()).min_by_key(Vec::len);
             sleep(Duration::from_millis(50));
         }
-        Ok(fewest)
+        Ok(fewest.unwrap_or_default())
     }
 
-    fn manager_descriptors(&self) -> Option<usize> {
+    fn manager_descriptors(&self) -> Option<Vec<String>> {
         let manager = marked(&self.mark).into_iter().find(|process| process.part == Part::Manager)?;
         Some(descriptors(manager.id))
     }
@@ -297,13 +297,16 @@ impl Round<'_> {
     }
 
     /// Stops the daemon, which must have as many descriptors as in the beginning, and must end with status 0.
-    fn stop_daemon(&mut self, before: usize) -> Result<()> {
+    fn stop_daemon(&mut self, before: Vec<String>) -> Result<()> {
         let end = Instant::now() + GONE_WITHIN;
         // Jobs leave with a moment's delay.
-        while self.plan.check_descriptors && !self.struck && self.manager_descriptors().is_some_and(|now| now > before)
+        while self.plan.check_descriptors
+            && !self.struck
+            && self.manager_descriptors().is_some_and(|now| now.len() > before.len())
         {
             if Instant::now() > end {
-                bail!("the manager had {before} descriptors and has {:?}", self.manager_descriptors());
+                let now = self.manager_descriptors().unwrap_or_default();
+                bail!("the manager had {} descriptors and has {}:\n{before:?}\n{now:?}", before.len(), now.len());
             }
             sleep(Duration::from_millis(50));
         }

@@ -71,11 +71,13 @@ pub(crate) fn what_they_do(processes: &[Traced]) -> String {
     report
 }
 
-/// Returns how many descriptors a process has, but for those of io_uring: a thread may come to have one at any time.
-pub(crate) fn descriptors(id: u32) -> usize {
+/// Returns what the descriptors of a process are of, in order, but for those of io_uring: a thread may come to have one at any time.
+pub(crate) fn descriptors(id: u32) -> Vec<String> {
     let links = fs::read_dir(format!("/proc/{id}/fd")).into_iter().flatten().flatten();
-    let is_ring = |target: &std::path::Path| target.as_os_str() == "anon_inode:[io_uring]";
-    links.filter(|link| !fs::read_link(link.path()).is_ok_and(|target| is_ring(&target))).count()
+    let targets = links.filter_map(|link| Some(fs::read_link(link.path()).ok()?.to_string_lossy().into_owned()));
+    let mut targets: Vec<String> = targets.filter(|target| target != "anon_inode:[io_uring]").collect();
+    targets.sort_unstable();
+    targets
 }
 
 /// Returns the files of uzswap in the places for temporary files whose names have one of these process ids in them.

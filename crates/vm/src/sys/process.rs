@@ -32,6 +32,12 @@ pub struct Memory {
     challenges: AtomicU64,
 }
 
+impl AsRawFd for Memory {
+    fn as_raw_fd(&self) -> RawFd {
+        self.file.as_raw_fd()
+    }
+}
+
 impl Memory {
     /// Opens the memory of process `pid`. `proof` is a page in it that will be present.
     pub fn open(pid: i32, proof: u64) -> io::Result<Memory> {

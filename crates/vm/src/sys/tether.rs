@@ -3,20 +3,27 @@
 //! The kernel kills the program when the descriptor table that the manager shares with the front is gone: then the near end of a
 //! socket pair is closed, and the far end, which the program's memory holds open, signals that to the program.
 //!
+//! A second socket pair, whose far end lies in a message to the first one, holds the userfaultfds of children ([`Hold`]).
+//!
 //! # Safety
-//! One structure is passed, with its true size.
+//! Structures and buffers are passed with their true sizes; received descriptors are owned at once.
 
 #![allow(unsafe_code)]
 
 use std::io;
-use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::mem::{size_of, size_of_val, zeroed};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+
+use crate::closing;
 
 /// A tie, as long as this lives; and beyond, unless it is undone.
 #[derive(Debug)]
 pub struct Tether {
     _near: OwnedFd,
     far: UnixStream,
+    hold: Arc<Hold>,
 }
 
 impl Tether {
@@ -32,6 +39,9 @@ impl Tether {
         const F_SETOWN_EX: libc::c_int = 15;
         const F_OWNER_PID: libc::c_int = 1;
         let (near, far) = UnixStream::pair()?;
+        let hold = Hold::new()?;
+        // Before anything that comes there is signalled.
+        send_descriptors(near.as_raw_fd(), &[hold.far()])?;
         let owner = Owner { kind: F_OWNER_PID, pid };
         // SAFETY: the structure has the kernel's layout; the others are numbers.
         unsafe {
@@ -39,13 +49,122 @@ impl Tether {
             super::check(libc::fcntl(far.as_raw_fd(), F_SETSIG, libc::SIGKILL))?;
             super::check(libc::fcntl(far.as_raw_fd(), libc::F_SETFL, libc::O_ASYNC | libc::O_NONBLOCK))?;
         }
-        Ok(Tether { _near: near.into(), far })
+        Ok(Tether { _near: near.into(), far, hold: Arc::new(hold) })
     }
 
     /// The end to be held by the memory of the program.
     pub fn far(&self) -> RawFd {
         self.far.as_raw_fd()
     }
+
+    /// What holds the userfaultfds of children.
+    pub fn hold(&self) -> &Arc<Hold> {
+        &self.hold
+    }
+}
+
+/// Descriptors that stay open as long as the memory that holds the far end of a [`Tether`], or a child's that has inherited it.
+///
+/// They lie in messages that nobody receives. Only the oldest ones can be taken back.
+#[derive(Debug)]
+pub struct Hold {
+    near: Option<OwnedFd>,
+    far: Option<OwnedFd>,
+}
+
+/// The most descriptors of a message. The kernel allows 253.
+const MOST_AT_ONCE: usize = 128;
+
+impl Hold {
+    fn new() -> io::Result<Hold> {
+        let (near, far) = UnixStream::pair()?;
+        near.set_nonblocking(true)?;
+        far.set_nonblocking(true)?;
+        Ok(Hold { near: Some(near.into()), far: Some(far.into()) })
+    }
+
+    /// Has descriptors held; gives how many messages that took.
+    pub fn keep(&self, descriptors: &[RawFd]) -> io::Result<usize> {
+        let mut messages = 0;
+        for part in descriptors.chunks(MOST_AT_ONCE) {
+            send_descriptors(self.near.as_ref().map_or(-1, AsRawFd::as_raw_fd), part)?;
+            messages += 1;
+        }
+        Ok(messages)
+    }
+
+    fn far(&self) -> RawFd {
+        self.far.as_ref().map_or(-1, AsRawFd::as_raw_fd)
+    }
+
+    /// Takes back what the oldest messages hold, so many of them.
+    pub fn let_go(&self, messages: usize) {
+        (0..messages).for_each(|_| receive_descriptors(self.far()).into_iter().for_each(closing::close));
+    }
+}
+
+/// The last to close it closes what it holds.
+impl Drop for Hold {
+    fn drop(&mut self) {
+        self.near.take().into_iter().chain(self.far.take()).for_each(closing::close);
+    }
+}
+
+/// Room for a control message of [`MOST_AT_ONCE`] descriptors, with its alignment.
+type Control = [u64; 2 + MOST_AT_ONCE / 2];
+
+/// Sends a byte with descriptors, without waiting.
+fn send_descriptors(socket: RawFd, descriptors: &[RawFd]) -> io::Result<()> {
+    let mut control: Control = [0; 2 + MOST_AT_ONCE / 2];
+    assert!(descriptors.len() <= MOST_AT_ONCE);
+    let (byte, len) = ([0u8], size_of_val(descriptors) as u32);
+    let mut buffer = libc::iovec { iov_base: byte.as_ptr().cast_mut().cast(), iov_len: 1 };
+    // SAFETY: the header points to the buffer and the control space, which outlive the call; the control message is laid out by
+    // libc's own macros within the space given.
+    let sent = unsafe {
+        let mut header: libc::msghdr = zeroed();
+        header.msg_iov = &raw mut buffer;
+        header.msg_iovlen = 1;
+        header.msg_control = control.as_mut_ptr().cast();
+        header.msg_controllen = libc::CMSG_SPACE(len) as usize;
+        let rights = libc::CMSG_FIRSTHDR(&raw const header);
+        (*rights).cmsg_level = libc::SOL_SOCKET;
+        (*rights).cmsg_type = libc::SCM_RIGHTS;
+        (*rights).cmsg_len = libc::CMSG_LEN(len) as usize;
+        for (number, descriptor) in descriptors.iter().enumerate() {
+            libc::CMSG_DATA(rights).cast::<RawFd>().add(number).write_unaligned(*descriptor);
+        }
+        libc::sendmsg(socket, &raw const header, libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT)
+    };
+    if sent == 1 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
+/// Receives what [`send_descriptors`] has sent. Nothing if there is no message.
+fn receive_descriptors(socket: RawFd) -> Vec<OwnedFd> {
+    let mut control: Control = [0; 2 + MOST_AT_ONCE / 2];
+    let mut byte = [0u8];
+    let mut buffer = libc::iovec { iov_base: byte.as_mut_ptr().cast(), iov_len: 1 };
+    let mut received = Vec::new();
+    // SAFETY: as above. The descriptors of a control message are fresh, and nobody else knows of them.
+    unsafe {
+        let mut header: libc::msghdr = zeroed();
+        header.msg_iov = &raw mut buffer;
+        header.msg_iovlen = 1;
+        header.msg_control = control.as_mut_ptr().cast();
+        header.msg_controllen = size_of_val(&control);
+        if libc::recvmsg(socket, &raw mut header, libc::MSG_CMSG_CLOEXEC | libc::MSG_DONTWAIT) < 0 {
+            return received;
+        }
+        let rights = libc::CMSG_FIRSTHDR(&raw const header);
+        if !rights.is_null() && ((*rights).cmsg_level, (*rights).cmsg_type) == (libc::SOL_SOCKET, libc::SCM_RIGHTS) {
+            let count = ((*rights).cmsg_len - libc::CMSG_LEN(0) as usize) / size_of::<RawFd>();
+            for number in 0..count {
+                let descriptor = libc::CMSG_DATA(rights).cast::<RawFd>().add(number).read_unaligned();
+                received.push(OwnedFd::from_raw_fd(descriptor));
+            }
+        }
+    }
+    received
 }
 
 /// What was tied is dismissed: it needs no manager any more.
@@ -77,6 +196,39 @@ mod tests {
         let far = far_end_alone(Tether::new(child.id() as i32).unwrap());
         assert_eq!(child.wait().unwrap().signal(), Some(libc::SIGKILL));
         drop(far);
+    }
+
+    #[test]
+    fn what_is_held_stays_open_until_it_is_let_go() {
+        let hold = Hold::new().unwrap();
+        let pairs: Vec<_> = (0..300).map(|_| UnixStream::pair().unwrap()).collect();
+        let held: Vec<RawFd> = pairs.iter().map(|(held, _)| held.as_raw_fd()).collect();
+        assert_eq!(hold.keep(&held[..1]).unwrap(), 1);
+        assert_eq!(hold.keep(&held[1..]).unwrap(), 3);
+        let others: Vec<UnixStream> = pairs.into_iter().map(|(_, other)| other).collect();
+        let ended = || {
+            let is_over = |stream: &UnixStream| {
+                let mut poll = libc::pollfd { fd: stream.as_raw_fd(), events: 0, revents: 0 };
+                // SAFETY: one pollfd.
+                unsafe { libc::poll(&raw mut poll, 1, 0) == 1 }
+            };
+            others.iter().filter(|stream| is_over(stream)).count()
+        };
+        let reaches = |count| {
+            (0..2000).any(|_| {
+                ended() == count || {
+                    std::thread::sleep(std::time::Duration::from_millis(1));
+                    false
+                }
+            })
+        };
+        assert!(ended() == 0);
+        hold.let_go(1);
+        assert!(reaches(1));
+        hold.let_go(1);
+        assert!(reaches(1 + MOST_AT_ONCE));
+        drop(hold);
+        assert!(reaches(300));
     }
 
     #[test]
