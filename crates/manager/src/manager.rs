@@ -47,6 +47,7 @@ use crate::front::Bell;
 use crate::groups::Groups;
 use crate::jobs::{Jobs, Tenant, Word};
 use crate::machine::JobMachine;
+use crate::oom::Disk;
 use crate::reclaim::{Reclaimer, Taker};
 use crate::sessions::{Call, Caller, Session, Sessions, range_of};
 use crate::shrink::ShrinkWorker;
@@ -164,6 +165,7 @@ struct Manager {
     groups: Arc<Groups>,
     machine: Arc<JobMachine>,
     shrink_worker: Arc<ShrinkWorker>,
+    disk: Disk,
     traced: Arc<Mutex<Traced>>,
     stop: Arc<AtomicBool>,
     advice: mpsc::Sender<Question>,
@@ -206,6 +208,8 @@ impl Manager {
             }
             None => max_pool_bytes,
         };
+        let trouble = swap.as_ref().map(DiskSwapFile::trouble).unwrap_or_default();
+        let disk = Disk { swap: config.swap.clone(), trouble };
         let engine = Arc::new(Zswap::new(
             Config {
                 max_pool_bytes,
@@ -278,6 +282,7 @@ impl Manager {
             groups,
             machine,
             shrink_worker,
+            disk,
             traced,
             stop: Arc::default(),
             advice,
@@ -311,7 +316,8 @@ impl Manager {
             thread("crew").spawn(move || pager.work())?;
         }
         let taker = self.machine.taker.clone();
-        let reclaimer = Reclaimer::new(self.shrink_worker.clone(), watch.clone(), taker, self.stop.clone());
+        let (worker, disk) = (self.shrink_worker.clone(), self.disk.clone());
+        let reclaimer = Reclaimer::new(worker, watch.clone(), taker, disk, self.stop.clone());
         thread("reclaim").spawn(move || reclaimer.run())?;
         let (worker, stop) = (self.shrink_worker.clone(), self.stop.clone());
         thread("shrink").spawn(move || worker.run(&stop))?;
