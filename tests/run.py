@@ -25,6 +25,8 @@ import failures         # noqa: F401
 import hostile          # noqa: F401
 import folios           # noqa: F401
 import holders          # noqa: F401
+import pressure         # noqa: F401
+import words            # noqa: F401
 import trust            # noqa: F401
 import layout           # noqa: F401
 import torture          # noqa: F401

@@ -30,7 +30,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Barrier, Mutex};
 use std::time::Duration;
 use uzswap_engine::{
-    Compressor, Config, Home, MAX_ZSPAGE_PAGES, PAGE_SIZE, Page, PageRun, PageSource, Policy, Slot, Zswap,
+    Compressor, Config, Group, Home, MAX_ZSPAGE_PAGES, PAGE_SIZE, Page, PageRun, PageSource, Policy, Slot, Zswap,
 };
 
 fn main() {
@@ -250,26 +250,30 @@ fn together(engines: &[&Zswap], pages: &[Page]) -> (f64, Duration) {
     })
 }
 
-/// On one engine, and on one each: that is what the machine can do; and on one that counts under a lock who is in a pool. The
-/// last column is what the processors had to do for a page of one thread, divided by what they had to do for one of two that
+/// On one engine, and on one each: that is what the machine can do; and on one that counts under a lock who is in a pool; and
+/// on one whose group has a limit that is far. The last column is what the processors had to do for a page of one thread, divided by what they had to do for one of two that
 /// share an engine: it counts no waiting, but does not depend on who else is on the machine.
 fn two_threads(images: &[Image], rounds: usize) {
-    println!("\nthroughput of two threads, one thread's being 1   together     apart    locked   processor");
+    println!("\nthroughput of two threads, one thread's being 1   together     apart    locked   limited   processor");
     // A pass is a quarter of the pages: many fit into the time.
     let pages = &images[1].pages[..images[1].pages.len() / 4];
     for compressor in CODECS {
         let (zswap, other) = (zswap(compressor), zswap(compressor));
         let config = Config { compressor, policy: Policy::LockedPoolReference, ..Config::default() };
         let locked = Zswap::new(config, None, Warm);
-        let mut ratios: [Vec<f64>; 4] = Default::default();
+        let limited = self::zswap(compressor);
+        limited.set_zswap_max(Group::ROOT, Some(1 << 40)).expect("the root is always there");
+        let mut ratios: [Vec<f64>; 5] = Default::default();
         for _ in 0..rounds {
             // Next to each other in time, so that both had the same machine.
             let (one, alone) = together(&[&zswap], pages);
             let (two, shared) = together(&[&zswap, &zswap], pages);
             let (apart, _) = together(&[&zswap, &other], pages);
             let (held, _) = together(&[&locked, &locked], pages);
+            let (of_limited, _) = together(&[&limited, &limited], pages);
             let spent = alone.as_secs_f64() / shared.as_secs_f64();
-            for (ratios, ratio) in ratios.iter_mut().zip([two / one, apart / one, held / one, spent]) {
+            for (ratios, ratio) in ratios.iter_mut().zip([two / one, apart / one, held / one, of_limited / one, spent])
+            {
                 ratios.push(ratio);
             }
         }

@@ -185,6 +185,15 @@ impl Zswap {
         self.change_group(group, |state, number| state.groups.set_writeback(number, allowed))
     }
 
+    /// Sets whether the pressure-driven shrinker may take from a group and from all below it. At limits they are written back
+    /// all the same.
+    ///
+    /// # Errors
+    /// `Gone` if it was removed.
+    pub fn set_group_shrinker(&self, group: Group, enabled: bool) -> Result<(), GroupError> {
+        self.change_group(group, |state, number| state.groups.set_shrinker(number, enabled))
+    }
+
     /// What is counted for a group and everything below it.
     ///
     /// # Errors

@@ -79,9 +79,24 @@ struct Member {
     zswap_max: Option<u64>,
     swap_max: Option<u64>,
     writeback: bool,
+    shrinker: bool,
+    /// What stores into this shard may take of the limits without asking the other shards.
+    lease: Lease,
     counters: GroupCounters,
     /// By node.
     lrus: Vec<Lru>,
+}
+
+/// Pages that one shard may store for a group before all shards are looked at again.
+///
+/// All leases of a group together are no more than what it may still store: so its limits hold though no shard asks another.
+/// What makes that less than it was, a lower limit, ends all leases.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(crate) struct Lease {
+    /// Of `zswap_max`; each page is taken to need all of its bytes.
+    pub zswap: u64,
+    /// Of `swap_max`.
+    pub swap: u64,
 }
 
 /// Which lists a scan may take from.
@@ -180,12 +195,54 @@ impl Groups {
 
     pub fn set_zswap_max(&mut self, number: u16, bytes: Option<u64>) {
         self.member_mut(number).zswap_max = bytes;
+        self.set_lease(number, Lease::default());
     }
 
     pub fn set_swap_max(&mut self, number: u16, bytes: Option<u64>) {
         let before = std::mem::replace(&mut self.member_mut(number).swap_max, bytes);
         self.swap_limits += u32::from(bytes.is_some());
         self.swap_limits -= u32::from(before.is_some());
+        self.set_lease(number, Lease::default());
+    }
+
+    pub fn set_shrinker(&mut self, number: u16, enabled: bool) {
+        self.member_mut(number).shrinker = enabled;
+    }
+
+    pub fn set_lease(&mut self, number: u16, lease: Lease) {
+        self.member_mut(number).lease = lease;
+    }
+
+    /// Takes room for `pages` in the pool from this shard's leases of all limited groups on the path; false, and nothing is taken,
+    /// if one has too little. What they may swap out besides is only looked at.
+    pub fn take_lease(&mut self, number: u16, pages: u64) -> bool {
+        let suffices = |member: &Member| {
+            (member.zswap_max.is_none() || member.lease.zswap >= pages)
+                && (member.swap_max.is_none() || member.lease.swap >= pages)
+        };
+        self.take_from(number, suffices, |lease| lease.zswap = lease.zswap.saturating_sub(pages))
+    }
+
+    /// Takes one page from this shard's leases of what the groups on the path may swap out; false, and nothing is taken, if one
+    /// has none.
+    pub fn take_swap_lease(&mut self, number: u16) -> bool {
+        let suffices = |member: &Member| member.swap_max.is_none() || member.lease.swap > 0;
+        self.take_from(number, suffices, |lease| lease.swap = lease.swap.saturating_sub(1))
+    }
+
+    fn take_from(&mut self, number: u16, suffices: impl Fn(&Member) -> bool, take: impl Fn(&mut Lease)) -> bool {
+        if !self.path(number).all(|number| suffices(self.member(number))) {
+            return false;
+        }
+        let mut number = number;
+        loop {
+            let member = self.member_mut(number);
+            take(&mut member.lease);
+            if number == ROOT {
+                return true;
+            }
+            number = member.parent;
+        }
     }
 
     pub fn set_writeback(&mut self, number: u16, allowed: bool) {
@@ -233,6 +290,11 @@ impl Groups {
     /// Whether a group and all above it allow writeback.
     pub fn may_write_back(&self, number: u16) -> bool {
         self.path(number).all(|number| self.member(number).writeback)
+    }
+
+    /// Whether a group and all above it leave its entries to the pressure-driven shrinker.
+    pub fn may_shrink(&self, number: u16) -> bool {
+        self.path(number).all(|number| self.member(number).shrinker) && self.may_write_back(number)
     }
 
     /// A group's limit in compressed bytes.
@@ -350,7 +412,7 @@ impl Groups {
                 member.parent,
                 member.children,
                 (member.zswap_max, member.swap_max),
-                member.writeback,
+                (member.writeback, member.shrinker),
             )
         };
         self.members.iter().map(of).eq(other.members.iter().map(of))
@@ -405,6 +467,8 @@ impl Member {
             zswap_max: None,
             swap_max: None,
             writeback: true,
+            shrinker: true,
+            lease: Lease::default(),
             counters: GroupCounters::default(),
             lrus: Vec::new(),
         }

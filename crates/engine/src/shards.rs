@@ -9,13 +9,15 @@
 //! 4. Shared without a lock are the number of pages that all pools hold, whether they have been at their cap, and the time
 //!    that tells which entry of two shards is older. All are hints to a store that has not begun: it adds a page at most, so the
 //!    cap is exceeded by a page at most for each store under way.
-//! 5. A page of a group that is limited in what it swaps out (`swap_max`) goes in with all of them locked, and so within the
-//!    limit however many threads store at once. As long as there is no such limit, nobody pays for that.
+//! 5. A limited group (`zswap_max`, `swap_max`) has a lease in each shard: a part of what it may still store, which stores into
+//!    that shard take from without a look at the others. Where a lease has run out all shards are locked, what is left is counted, and
+//!    it is shared out anew. So a group stays within its `swap_max` however many threads store at once, and exceeds its `zswap_max` by
+//!    a page at most for each store under way; near a limit there is nothing to share, and each store locks all shards.
 //! 6. Locks are taken in the order of their numbers.
 
 use crate::PAGE_SIZE;
 use crate::counters::GroupCounters;
-use crate::groups::{Cursor, Group, GroupError, Groups, Scope};
+use crate::groups::{Cursor, Group, GroupError, Groups, Lease, Scope};
 use crate::pools::Memory;
 use crate::slots::Slot;
 use crate::state::State;
@@ -198,6 +200,23 @@ impl All<'_> {
             Some((max.saturating_sub(used) / PAGE_SIZE as u64, number))
         };
         self.tree().path(number).filter_map(room).min_by_key(|(pages, _)| *pages).unwrap_or((u64::MAX, number))
+    }
+
+    /// Gives each shard an equal part of what a group, and each above it, may still store.
+    pub fn share_out(&mut self, number: u16) {
+        let shards = self.iter().count() as u64;
+        let path: Vec<u16> = self.tree().path(number).collect();
+        for number in path {
+            let (zswap_max, swap_max) = (self.tree().zswap_max(number), self.tree().swap_max(number));
+            if zswap_max.is_none() && swap_max.is_none() {
+                continue;
+            }
+            let swap: u64 = self.iter().map(|state| state.groups.counters(number).swap()).sum();
+            let part =
+                |max: Option<u64>, used: u64| max.map_or(0, |max| max.saturating_sub(used) / PAGE_SIZE as u64 / shards);
+            let lease = Lease { zswap: part(zswap_max, self.zswap(number)), swap: part(swap_max, swap) };
+            self.iter_mut().for_each(|state| state.groups.set_lease(number, lease));
+        }
     }
 
     /// Whether a group may swap out so many pages more. If not, that is counted.

@@ -86,6 +86,69 @@ fn a_group_has_reached_its_limit_when_all_shards_have_together() {
 }
 
 #[test]
+fn stores_of_a_limited_group_wait_for_no_other_shard() {
+    let zswap = zswap(Config::default(), false);
+    let group = zswap.create_group(Group::ROOT).expect("room");
+    let home = Home { group, node: 0 };
+    zswap.set_zswap_max(group, Some(1 << 20)).expect("it is there");
+    zswap.set_swap_max(group, Some(1 << 20)).expect("it is there");
+    store(&zswap, 0, 0, home).expect("room");
+    std::thread::scope(|scope| {
+        let (say, heard) = std::sync::mpsc::channel();
+        // Held until the stores are done, or have waited for long.
+        let held = zswap.shards.shard(3);
+        let zswap = &zswap;
+        scope.spawn(move || {
+            (1..40).for_each(|seed| assert!(store(&zswap, 0, seed, home).is_ok()));
+            say.send(()).expect("the test waits");
+        });
+        let done = heard.recv_timeout(std::time::Duration::from_secs(20));
+        drop(held);
+        done.expect("a store waits for a shard that is not its own");
+    });
+    zswap.check_valid();
+}
+
+#[test]
+fn leases_keep_a_group_within_its_limits() {
+    let zswap = zswap(Config::default(), false);
+    let above = zswap.create_group(Group::ROOT).expect("room");
+    let group = zswap.create_group(above).expect("room");
+    let home = Home { group, node: 0 };
+    let most = 100 * PAGE_SIZE as u64;
+    zswap.set_swap_max(above, Some(most)).expect("it is there");
+    let slots = std::sync::Mutex::new(Vec::new());
+    std::thread::scope(|scope| {
+        for thread in 0..4 {
+            let (zswap, slots) = (&zswap, &slots);
+            scope.spawn(move || {
+                let stored = (0..60).filter_map(|n| zswap.swap_out(&page(100 * thread + n), home).ok());
+                slots.lock().expect("nobody panics").extend(stored);
+            });
+        }
+    });
+    let slots = slots.into_inner().expect("nobody panics");
+    let swapped = |zswap: &Zswap| zswap.swap_of(&[above])[0];
+    assert_eq!((slots.len(), swapped(&zswap)), (100, most), "all that it may swap out, and no more");
+    // What was freed can be stored again; a lower limit holds at once, whatever was leased.
+    zswap.invalidate_all(&slots[..80]);
+    store(&zswap, 1, 1000, home).expect("room");
+    zswap.set_swap_max(above, Some(most / 2)).expect("it is there");
+    let more = (0..100).filter(|seed| store(&zswap, *seed as usize % MAX_SHARDS, 2000 + seed, home).is_some()).count();
+    assert_eq!((more, swapped(&zswap)), (29, most / 2));
+    zswap.set_swap_max(above, None).expect("it is there");
+    // The same for compressed bytes: a page too much at most for each store under way, here one.
+    let most = zswap.group_counters(above).expect("it is there").zswap + 64 * PAGE_SIZE as u64;
+    zswap.set_zswap_max(above, Some(most)).expect("it is there");
+    for seed in 0..400 {
+        let _ = store(&zswap, seed as usize % MAX_SHARDS, 3000 + seed, home);
+    }
+    let stored = zswap.group_counters(above).expect("it is there").zswap;
+    assert!((most..most + PAGE_SIZE as u64).contains(&stored), "{stored} of {most}");
+    zswap.check_valid();
+}
+
+#[test]
 fn a_number_is_given_away_when_no_shard_names_it() {
     let zswap = zswap(Config::default(), false);
     let number = |group| zswap.shards.any().groups.find(group).expect("it is there");

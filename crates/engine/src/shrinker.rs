@@ -14,12 +14,12 @@ use crate::zswap::Zswap;
 
 impl Zswap {
     /// How many entries of a group, itself alone, could be written back from a node. Forbidden by
-    /// `memory.zswap.writeback`, switched off, or without a swap file: 0.
+    /// `memory.zswap.writeback`, switched off for the group or for all, or without a swap file: 0.
     pub fn shrinker_count(&self, group: Group, node: u8) -> u64 {
         let all = &mut self.shards.all();
         let state = all.one();
         let Some(number) = state.groups.find(group) else { return 0 };
-        let offered = state.config.shrinker_enabled && self.swap.is_some() && state.groups.may_write_back(number);
+        let offered = state.config.shrinker_enabled && self.swap.is_some() && state.groups.may_shrink(number);
         let listed = all.listed(number, node);
         if !offered || listed == 0 {
             return 0;
@@ -39,7 +39,8 @@ impl Zswap {
     pub fn shrinker_scan(&self, group: Group, node: u8, nr: u64) -> u64 {
         let number = {
             let state = self.shards.any();
-            state.groups.find(group).filter(|_| state.config.shrinker_enabled)
+            let number = state.groups.find(group).filter(|_| state.config.shrinker_enabled);
+            number.filter(|number| state.groups.may_shrink(*number))
         };
         number.map_or(0, |number| self.scan_list(number, node, nr))
     }

@@ -231,9 +231,9 @@ impl Zswap {
     /// its limit there is shrunk, once.
     pub(crate) fn admit(&self, home: Home, pages: usize) -> Result<Admission, Refusal> {
         for may_shrink in [true, false] {
-            let state = self.shards.any();
+            let mut state = self.shards.any();
             let group = state.group(home.group)?;
-            if !state.groups.is_limited(group) {
+            if !state.groups.is_limited(group) || state.groups.take_lease(group, pages as u64) {
                 return state.admit(group, &self.events);
             }
             drop(state);
@@ -243,6 +243,7 @@ impl Zswap {
             all.admit_swap(group, pages)?;
             let enabled = all.one().config.enabled;
             let Some((top, max)) = all.at_limit(group).filter(|_| enabled) else {
+                all.share_out(group);
                 return all.one().admit(group, &self.events);
             };
             if max == 0 || !may_shrink {
@@ -321,7 +322,7 @@ impl Zswap {
         };
         let mut state = self.shards.any();
         let group = state.group(home.group)?;
-        if !state.groups.is_swap_limited(group) {
+        if !state.groups.is_swap_limited(group) || state.groups.take_swap_lease(group) {
             return insert(&mut state, group);
         }
         drop(state);
@@ -329,7 +330,10 @@ impl Zswap {
         let mut all = self.shards.all();
         let group = all.one().group(home.group)?;
         all.admit_swap(group, 1)?;
-        insert(all.one(), group)
+        let inserted = insert(all.one(), group);
+        // The leases are of what was left before.
+        all.share_out(group);
+        inserted
     }
 
     pub(crate) fn store_zeros(&self, home: Home) -> Result<Slot, Refusal> {

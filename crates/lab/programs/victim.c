@@ -331,6 +331,54 @@ static int do_guard(struct region *r)
 	return madvise(at, count * PAGE, 103);
 }
 
+/* Advice that changes nothing, or that private memory refuses. */
+static int do_advices(struct region *r)
+{
+	static const int advices[] = { MADV_NORMAL, MADV_RANDOM, MADV_SEQUENTIAL, MADV_DONTDUMP, MADV_DODUMP, MADV_REMOVE };
+
+	return advise(r, advices[pick(r, sizeof advices / sizeof *advices)], 256);
+}
+
+/* MADV_DONTNEED_LOCKED: like MADV_DONTNEED, for locked pages, too. */
+static int do_dontneed_locked(struct region *r)
+{
+	size_t first, count = run(r, 8, &first);
+	char *at = r->memory + first * PAGE;
+	int locked = !mlock(at, count * PAGE), refused = madvise(at, count * PAGE, 24);
+
+	if (!refused)
+		zeros(r, first, count);
+	for (size_t p = first; p < first + count; p++)
+		check(r, p);
+	if (locked)
+		munlock(at, count * PAGE);
+	return refused;
+}
+
+/* The same advice from another process: the child gives it to its parent. */
+static int do_process_madvise(struct region *r)
+{
+	static const int advices[] = { MADV_WILLNEED, 20, 21, 25 };
+	size_t first, count = run(r, 128, &first);
+	struct iovec range = { r->memory + first * PAGE, count * PAGE };
+	int advice = advices[pick(r, 4)], file = syscall(SYS_pidfd_open, getpid(), 0), status;
+	pid_t child;
+
+	if (file < 0)
+		return -1;
+	child = fork();
+	if (!child)
+		_exit(syscall(SYS_process_madvise, file, &range, 1, advice, 0) < 0);
+	close(file);
+	if (child < 0)
+		return -1;
+	do_read_scattered(r);
+	status = wait_for(child);
+	for (size_t p = first; p < first + count; p++)
+		check(r, p);
+	return status ? -1 : 0;
+}
+
 /* --- the layout ---------------------------------------------------------------------------------------------------- */
 
 /* Moves the whole region to another place; where it is several mappings the system refuses. */
@@ -397,6 +445,36 @@ static int do_map_fixed(struct region *r)
 	if (mmap(at, count * PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) != at)
 		return -1;
 	zeros(r, first, count);
+	return 0;
+}
+
+/* Memory of another kind lies over a run for a while: shared, or of a file. */
+static int do_map_over(struct region *r)
+{
+	size_t first, count = run(r, 32, &first);
+	char *at = r->memory + first * PAGE;
+	int file = pick(r, 2) ? syscall(SYS_memfd_create, "over", 0) : -1;
+	int flags = MAP_FIXED | (file < 0 || pick(r, 2) ? MAP_SHARED : MAP_PRIVATE) | (file < 0 ? MAP_ANONYMOUS : 0);
+
+	if (file >= 0 && ftruncate(file, count * PAGE))
+		fail("ftruncate");
+	if (mmap(at, count * PAGE, PROT_READ | PROT_WRITE, flags, file, 0) != at) {
+		close(file);
+		return -1;
+	}
+	for (size_t p = first; p < first + count; p++) {
+		if (differs(at + (p - first) * PAGE, 0) >= 0)
+			mismatch(r, p, at + (p - first) * PAGE, differs(at + (p - first) * PAGE, 0), "laid over");
+		rewrite(r, p);
+	}
+	madvise(at, count * PAGE, 21);
+	for (size_t p = first; p < first + count; p++)
+		check(r, p);
+	if (mmap(at, count * PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) != at)
+		fail("mmap back");
+	zeros(r, first, count);
+	if (file >= 0)
+		close(file);
 	return 0;
 }
 
@@ -560,6 +638,7 @@ static int do_namespaces(struct region *r, int flags)
 
 static int do_pidns(struct region *r) { return do_namespaces(r, CLONE_NEWUSER | CLONE_NEWPID); }
 static int do_netns(struct region *r) { return do_namespaces(r, CLONE_NEWUSER | CLONE_NEWNET); }
+static int do_mntns(struct region *r) { return do_namespaces(r, CLONE_NEWUSER | CLONE_NEWNS | CLONE_NEWIPC | CLONE_NEWUTS); }
 static int do_userns(struct region *r) { return do_namespaces(r, CLONE_NEWUSER); }
 
 static int do_vfork(struct region *r)
@@ -920,6 +999,29 @@ static int do_signals(struct region *r)
 	return 0;
 }
 
+/* A signal every millisecond while evicted memory is read. */
+static int do_signal_storm(struct region *r)
+{
+	stack_t stack = { .ss_sp = r->alt, .ss_size = 16 * PAGE }, off = { .ss_flags = SS_DISABLE };
+	struct sigevent event = { .sigev_notify = SIGEV_THREAD_ID, .sigev_signo = SIGUSR1 };
+	struct itimerspec each = { { 0, 1000000 }, { 0, 1000000 } };
+	timer_t timer;
+
+	event._sigev_un._tid = syscall(SYS_gettid);
+	if (sigaltstack(&stack, NULL) || timer_create(CLOCK_MONOTONIC, &event, &timer))
+		return -1;
+	handled = r;
+	timer_settime(timer, 0, &each, NULL);
+	for (int i = 0; i < 4; i++) {
+		madvise(r->memory, r->pages * PAGE / 4, 21);
+		do_read_scattered(r);
+	}
+	timer_delete(timer);
+	handled = NULL;
+	sigaltstack(&off, NULL);
+	return 0;
+}
+
 static void *dies_with_it(void *lock)
 {
 	pthread_mutex_lock(lock);
@@ -964,6 +1066,8 @@ static const struct {
 	{ "pageout", do_pageout, 12 }, { "hugepage", do_hugepage, 2 }, { "nohugepage", do_nohugepage, 2 },
 	{ "populate-read", do_populate_read, 3 }, { "populate-write", do_populate_write, 3 }, { "collapse", do_collapse, 3 },
 	{ "mergeable", do_mergeable, 1 }, { "unmergeable", do_unmergeable, 1 }, { "dontfork", do_dontfork, 2 },
+	{ "advices", do_advices, 2 }, { "dontneed-locked", do_dontneed_locked, 2 }, { "process-madvise", do_process_madvise, 2 },
+	{ "map-over", do_map_over, 3 }, { "mntns", do_mntns, 1 }, { "signal-storm", do_signal_storm, 1 },
 	{ "wipeonfork", do_wipeonfork, 3 }, { "guard", do_guard, 4 }, { "mremap-move", do_mremap_move, 3 },
 	{ "mremap-grow", do_mremap_grow, 3 }, { "dontunmap", do_dontunmap, 3 }, { "map-fixed", do_map_fixed, 4 },
 	{ "munmap", do_munmap, 4 }, { "mprotect", do_mprotect, 4 }, { "brk", do_brk, 2 }, { "mlock", do_mlock, 2 },

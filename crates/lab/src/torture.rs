@@ -2,12 +2,14 @@
 //!
 //! 1. A round is one manager, or one daemon, with some victims (`programs/victim.c`). Its plan follows from its seed alone; the
 //!    instants at which threads meet do not.
-//! 2. During a round parameters and limits change, processes are stopped and continued, and at a random instant some are killed.
+//! 2. During a round parameters and limits change, groups come and go and processes move between them, processes are stopped and
+//!    continued, accesses to the swap file fail, and at a random instant some processes are killed.
 //! 3. After each round there may be no wrong byte, no hang, no panic, no unexplained status, and nothing left: no process, file
-//!    or descriptor. The first failure ends the run with the command that repeats the round.
+//!    or descriptor, and in a daemon no page, slot or space on disk. A page that cannot be read may end its program, by SIGBUS. The first failure ends the run with the command that repeats the round.
 //!
-//! - `plan`: what a round does; `round`: does it and judges; `traces`: which processes belong to a round
+//! - `plan`: what a round does; `round`: does it and judges; `disturb`: what is changed meanwhile; `traces`: which processes belong to a round
 
+mod disturb;
 mod plan;
 mod round;
 mod traces;

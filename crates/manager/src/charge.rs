@@ -61,6 +61,8 @@ pub struct Charge {
     limits: [AtomicU64; 6],
     /// `memory.zswap.writeback` of the group itself.
     pub writeback: AtomicBool,
+    /// `memory.zswap.shrinker.enabled` of the group itself.
+    pub shrinker: AtomicBool,
     /// Its processes are stopped, whatever those above it say.
     pub frozen: AtomicBool,
     left: AtomicI64,
@@ -214,6 +216,7 @@ impl Charge {
             parent,
             limits: LIMITS.map(|limit| AtomicU64::new(if protects(limit) { 0 } else { UNLIMITED })),
             writeback: AtomicBool::new(true),
+            shrinker: AtomicBool::new(true),
             frozen: AtomicBool::default(),
             left: AtomicI64::new(UNLIMITED as i64),
             coming: AtomicI64::default(),

@@ -251,6 +251,29 @@ impl Groups {
         (u128::from(granted) * u128::from(claim(charge)) / u128::from(claims.max(1))) as u64
     }
 
+    /// The groups whose own pages in the pool may be written back for the need of the host: all but those that are protected, and those
+    /// below them. If nothing of others is in the pool it is those that have only `memory.low`, which is counted.
+    pub fn exposed(&self) -> Vec<Arc<Charge>> {
+        let all = self.all();
+        let is_protected = |charge: &Charge, limit| {
+            let granted = self.protection(charge, ROOT, limit);
+            granted > 0 && charge.current.load(Relaxed) <= granted
+        };
+        let held = |limit| all.iter().filter(|it| is_protected(it, limit)).map(|it| it.id).collect::<Vec<_>>();
+        let (low, min) = (held(Limit::Low), held(Limit::Min));
+        let is_below = |charge: &Charge, heads: &[GroupId]| charge.path().any(|above| heads.contains(&above.id));
+        let is_free = |charge: &Charge| !is_below(charge, &low) && !is_below(charge, &min);
+        let zswap = |charge: &Charge| self.engine.group_counters(charge.group).map_or(0, |counters| counters.zswap);
+        // What is below a protected group is in the figure of that.
+        let is_head = |charge: &Charge| !is_free(charge) && charge.parent.as_ref().is_none_or(|parent| is_free(parent));
+        let kept: u64 = all.iter().filter(|charge| is_head(charge)).map(|charge| zswap(charge)).sum();
+        if low.is_empty() || zswap(&all[0]) > kept {
+            return all.iter().filter(|charge| is_free(charge)).cloned().collect();
+        }
+        low.iter().filter_map(|id| self.get(*id)).for_each(|charge| charge.count(|events| &events.low));
+        all.iter().filter(|charge| !is_below(charge, &min)).cloned().collect()
+    }
+
     /// The groups whose pools may be shrunk for the need of `target`: itself, if no group below it is protected, or else those
     /// below that are not. If all are it is those that have only `memory.low`.
     pub fn unprotected(&self, target: &Charge) -> Vec<Arc<Charge>> {
@@ -361,6 +384,29 @@ mod tests {
         assert_eq!((free(one), free(min), free(two)), (vec![low], vec![min], vec![two]), "for itself, or if all are");
         charge(low).measured(30, 0);
         assert_eq!(free(one), [low], "no more than it is granted");
+    }
+
+    #[test]
+    fn the_need_of_the_host_exposes_only_what_is_not_protected() {
+        let groups = groups();
+        let [plain, low, min] = ["plain", "low", "min"].map(|name| groups.create(ROOT, name, 0).expect("room"));
+        let below = groups.create(low, "below", 0).expect("room");
+        let charge = |id| groups.get(id).expect("there");
+        let page = std::array::from_fn(|i| (i / 7 % 50) as u8);
+        let store = |id| groups.engine.swap_out(&page, Home { group: charge(id).group, node: 0 }).expect("room");
+        let slot = store(plain);
+        store(below);
+        store(min);
+        groups.measured(std::iter::empty());
+        let exposed = || groups.exposed().iter().map(|charge| charge.id).collect::<Vec<_>>();
+        assert_eq!(exposed(), [ROOT, plain, low, min, below], "nobody is protected");
+        charge(low).set_limit(Limit::Low, Some(1 << 20));
+        charge(min).set_limit(Limit::Min, Some(1 << 20));
+        assert_eq!(exposed(), [ROOT, plain]);
+        let events = |id| charge(id).events.low.load(Relaxed);
+        assert_eq!(events(low), 0);
+        groups.engine.invalidate(slot);
+        assert_eq!((exposed(), events(low)), (vec![ROOT, plain, low, below], 1), "nothing else is left");
     }
 
     #[test]

@@ -27,6 +27,7 @@ mod descriptors;
 mod brake;
 mod charge;
 mod groups;
+mod oom;
 mod pressure;
 mod reclaim;
 mod shrink;
@@ -57,6 +58,7 @@ use crate::swap_file::DiskSwapFile;
 
 pub use crate::daemon::{Entrance, News, run_daemon};
 pub use crate::stats::write_whole;
+pub use crate::swap_file::SwapFaults;
 pub use uzswap_vm::swapin::Swapin;
 
 use uzswap_engine::{Compressor, Zpool};
@@ -65,6 +67,10 @@ use uzswap_vm::log::log;
 use uzswap_vm::sys::job;
 use uzswap_vm::sys::link::Listener;
 use uzswap_vm::sys::process::PidFd;
+
+/// The smallest `memory.max` and `memory.high`, in bytes, wherever they are set. Below it no program
+/// makes progress: a process start alone touches about 1 MiB, and reclaim needs room to work.
+pub const MEMORY_MAX_LEAST: u64 = 4 << 20;
 
 /// Where pages go that leave the pool.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -105,6 +111,8 @@ pub struct JobConfig {
     pub swapin: Swapin,
     /// The swap file.
     pub swap: SwapConfig,
+    /// For tests: accesses to the swap file that fail.
+    pub swap_faults: Option<SwapFaults>,
     /// The machine's memory, or the enclosing cgroup's limit if that is smaller: what `max_pool_percent` refers to.
     pub ram: u64,
     /// Where the manager listens for operators. An absolute path.
@@ -255,8 +263,8 @@ fn find_program(name: &std::ffi::OsStr, require: bool) -> Result<(PathBuf, bool)
 /// Creates the swap file, if there is to be one.
 fn create_swap(config: &JobConfig, name: u64) -> Result<Option<DiskSwapFile>, RunError> {
     let SwapConfig::File { path, .. } = &config.swap else { return Ok(None) };
-    let (swap, warning) = swap_file::create(path.as_deref(), name)?;
-    if let Some(warning) = warning {
+    let (swap, warnings) = swap_file::create(path.as_deref(), name, config.swap_faults)?;
+    for warning in warnings {
         log(&format!("uzswap: warning: {warning}"));
     }
     Ok(Some(swap))

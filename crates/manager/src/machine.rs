@@ -21,7 +21,7 @@ use crate::sessions::{Session, Sessions};
 use crate::shrink::ShrinkWorker;
 use crate::stats::Stats;
 use crate::watch::Watch;
-use crate::{JobConfig, SwapConfig, Swapin, pool_cap};
+use crate::{JobConfig, MEMORY_MAX_LEAST, SwapConfig, Swapin, pool_cap};
 
 /// How often reclaim that was asked for may come to nothing.
 const MOST_FAILURES: u32 = 16;
@@ -104,6 +104,17 @@ impl JobMachine {
         }
     }
 
+    /// Writes back so many bytes of a group's pool, but for what is protected below it; gives how many.
+    fn shrink_pool(&self, charge: &Charge, bytes: u64) -> u64 {
+        let mut freed = 0;
+        for target in self.taker.groups.unprotected(charge) {
+            if freed < bytes {
+                freed += self.engine.shrink_below(target.group, bytes - freed);
+            }
+        }
+        freed
+    }
+
     /// Sets the cap on the pool, within what a job of this size may have.
     fn set_max_pool(&self, percent: u8) {
         let max_pool = (u128::from(self.config.ram) * u128::from(percent) / 100) as u64;
@@ -164,6 +175,9 @@ impl Machine for JobMachine {
     fn set_limit(&self, group: GroupId, limit: Limit, bytes: Option<u64>) -> Result<(), Error> {
         let charge = self.charge(group)?;
         match limit {
+            Limit::Max | Limit::High if bytes.is_some_and(|bytes| bytes < MEMORY_MAX_LEAST) => {
+                return Err(Error::TooSmall);
+            }
             Limit::SwapMax if group == GroupId::ROOT => {
                 return Err(Error::NotSupported("the swap file is limited as a whole, by --swap-size"));
             }
@@ -185,6 +199,17 @@ impl Machine for JobMachine {
         let charge = self.charge(group)?;
         self.engine.set_writeback(charge.group, allowed).map_err(|_| Error::Gone)?;
         charge.writeback.store(allowed, Relaxed);
+        Ok(())
+    }
+
+    fn shrinker(&self, group: GroupId) -> Result<bool, Error> {
+        Ok(self.charge(group)?.shrinker.load(Relaxed))
+    }
+
+    fn set_shrinker(&self, group: GroupId, enabled: bool) -> Result<(), Error> {
+        let charge = self.charge(group)?;
+        self.engine.set_group_shrinker(charge.group, enabled).map_err(|_| Error::Gone)?;
+        charge.shrinker.store(enabled, Relaxed);
         Ok(())
     }
 
@@ -268,13 +293,21 @@ impl Machine for JobMachine {
             let pages = (bytes - reclaimed).div_ceil(PAGE_SIZE as u64) as usize;
             let mut freed = self.taker.step(&charge, &sessions, pages, true) as u64 * PAGE_SIZE as u64;
             if freed == 0 {
-                freed = self.engine.shrink_below(charge.group, bytes - reclaimed);
+                freed = self.shrink_pool(&charge, bytes - reclaimed);
             }
             failures = if freed == 0 { failures + 1 } else { 0 };
             reclaimed += freed;
         }
         self.watch.measure();
         Ok(reclaimed >= bytes)
+    }
+
+    fn reclaim_pool(&self, group: GroupId, bytes: u64) -> Result<bool, Error> {
+        let charge = self.charge(group)?;
+        self.watch.measure();
+        let freed = self.shrink_pool(&charge, bytes);
+        self.watch.measure();
+        Ok(freed >= bytes)
     }
 
     fn stats(&self, group: GroupId) -> Result<String, Error> {

@@ -52,6 +52,7 @@ use crate::front::Bell;
 use crate::groups::Groups;
 use crate::jobs::{Jobs, Tenant, Word};
 use crate::machine::JobMachine;
+use crate::oom::Disk;
 use crate::reception::{Question, Reception};
 use crate::reclaim::{Reclaimer, Taker};
 use crate::sessions::{Session, Sessions, range_of};
@@ -169,6 +170,7 @@ struct Manager {
     machine: Arc<JobMachine>,
     shrink_worker: Arc<ShrinkWorker>,
     tracing: Arc<Tracing>,
+    disk: Disk,
     stop: Arc<AtomicBool>,
     advice: mpsc::Sender<Question>,
     epoll: Epoll,
@@ -202,6 +204,8 @@ impl Manager {
             }
             None => max_pool_bytes,
         };
+        let trouble = swap.as_ref().map(DiskSwapFile::trouble).unwrap_or_default();
+        let disk = Disk { swap: config.swap.clone(), trouble };
         let engine = Arc::new(Zswap::new(
             Config {
                 max_pool_bytes,
@@ -276,6 +280,7 @@ impl Manager {
             machine,
             shrink_worker,
             tracing,
+            disk,
             stop: Arc::default(),
             advice,
             epoll: Epoll::new()?,
@@ -337,9 +342,9 @@ impl Manager {
         let pager = self.pager.clone();
         let huge = Role::new("huge", move || pager.collapse_huge_pages());
         let (worker, looks) = (self.shrink_worker.clone(), watch.clone());
-        let (taker, stop) = (self.machine.taker.clone(), self.stop.clone());
+        let (taker, disk, stop) = (self.machine.taker.clone(), self.disk.clone(), self.stop.clone());
         let reclaim = Role::new("reclaim", move || {
-            Reclaimer::new(worker.clone(), looks.clone(), taker.clone(), stop.clone()).run();
+            Reclaimer::new(worker.clone(), looks.clone(), taker.clone(), disk.clone(), stop.clone()).run();
         });
         let (looks, stop) = (watch.clone(), self.stop.clone());
         let watching = Role::new(watchdog::WATCH, move || looks.run(&stop));

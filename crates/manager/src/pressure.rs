@@ -1,7 +1,7 @@
 //! Memory pressure from outside the job: of the enclosing cgroup, or of the whole host.
 //!
 //! The kernel tells when tasks wait for memory (PSI). Then the pool, which is memory like any other, gives away what the
-//! shrinker has on offer; if the pressure lasts, it tells again.
+//! shrinker has on offer of the groups that are not protected (`memory.low`, `memory.min`); if the pressure lasts, it tells again.
 
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -43,7 +43,7 @@ pub fn listen(groups: &Groups, worker: &ShrinkWorker, stop: &AtomicBool) {
     let Some(trigger) = trigger() else { return };
     while !stop.load(Relaxed) {
         match trigger.wait(PATIENCE) {
-            Ok(true) => groups.all().iter().for_each(|charge| worker.press(charge.group, 1.0)),
+            Ok(true) => groups.exposed().iter().for_each(|charge| worker.press(charge.group, 1.0)),
             Ok(false) => {}
             // The cgroup is gone, and its pressure with it.
             Err(_) => return,

@@ -20,6 +20,7 @@ use crate::charge::{Charge, EXHAUSTED_PAUSE, LONGEST_PAUSE, margin};
 use crate::control::{GroupId, Limit};
 use crate::executioner;
 use crate::groups::Groups;
+use crate::oom::{self, Cause, Disk};
 use crate::sessions::Session;
 use crate::shrink::ShrinkWorker;
 use crate::turns::{self, LoadControl};
@@ -54,6 +55,7 @@ pub struct Reclaimer {
     shrink_worker: Arc<ShrinkWorker>,
     watch: Arc<Watch>,
     taker: Taker,
+    disk: Disk,
     /// Set when the job is over.
     stop: Arc<AtomicBool>,
     /// What is remembered from round to round of each group that is near its limit.
@@ -82,12 +84,19 @@ type Sizes<'a> = &'a [(Arc<Session>, u64)];
 
 impl Reclaimer {
     /// A reclaimer that knows nothing of what one before it has done, but which processes may rest.
-    pub fn new(shrink_worker: Arc<ShrinkWorker>, watch: Arc<Watch>, taker: Taker, stop: Arc<AtomicBool>) -> Reclaimer {
+    pub fn new(
+        shrink_worker: Arc<ShrinkWorker>,
+        watch: Arc<Watch>,
+        taker: Taker,
+        disk: Disk,
+        stop: Arc<AtomicBool>,
+    ) -> Reclaimer {
         let resting = taker.pager.spaces();
         Reclaimer {
             shrink_worker,
             watch,
             taker,
+            disk,
             stop,
             need: HashMap::new(),
             shrunk: 0,
@@ -284,7 +293,9 @@ impl Reclaimer {
         }
         let Some((session, bytes)) = below().find(|(session, _)| !self.condemned.contains(&session.id)) else { return };
         self.condemned.insert(session.id);
-        let counters = self.shrink_worker.engine.counters();
+        let engine = &self.shrink_worker.engine;
+        // Before the kill: what the process has swapped out goes with it.
+        let cause = Cause::find(&self.taker.groups, engine, &self.disk, charge, &session.charge());
         if session.pidfd.kill(libc::SIGKILL).is_ok() {
             session.charge().count(|events| &events.oom_kill);
             let mib = |bytes: u64| bytes >> 20;
@@ -294,17 +305,11 @@ impl Reclaimer {
                 GroupId::ROOT => "the job".to_owned(),
                 _ => format!("group {}", self.taker.groups.path(charge)),
             };
-            let what = match charge.is_exhausted() {
-                true => "and may swap out no more of it; raise its memory.max or memory.swap.max".to_owned(),
-                false => format!(
-                    "pool {} MiB, swap file {} MiB and no room for more; raise --memory-max, --max-pool or --swap-size",
-                    mib(counters.pool_total_size),
-                    mib(counters.swap_current),
-                ),
-            };
+            let advice = cause.advice(&oom::spelling(&self.taker.groups, charge, !session.tenant.is_trusted()));
             let (pid, bytes) = (session.pid, mib(*bytes));
             session.tenant.tell(&format!(
-                "error: out of memory: killed process {pid}, {bytes} MiB resident; {who} has {current} of {max} MiB, {what}"
+                "error: out of memory: killed process {pid}, {bytes} MiB resident; {who} has {current} of {max} MiB, and {cause}: \
+                 {advice}"
             ));
         }
     }

@@ -157,5 +157,5 @@ impl Daemon {
 
 /// What the daemon has refused.
 fn failure(path: &str, refused: Answered) -> Failure {
-    Failure { message: format!("{path}: {}", refused.text), status: 2 }
+    Failure::new(format!("{path}: {}", refused.text), 2)
 }

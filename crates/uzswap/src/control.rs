@@ -178,7 +178,7 @@ impl Manager {
             0 => Ok(answered.text),
             _ => {
                 let path = if path.is_empty() { "/" } else { path };
-                Err(Failure { message: format!("{path}: {}", answered.text), status: 1 })
+                Err(Failure::new(format!("{path}: {}", answered.text), 1))
             }
         }
     }

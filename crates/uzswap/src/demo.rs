@@ -176,7 +176,7 @@ fn watch(name: &str, command: &mut Command, stats: Option<&Path>) -> Result<Outc
     outcome.seconds = started.elapsed().as_secs_f64();
     outcome.digest.clone_from(&said.lock().expect("reader is done").1);
     if !status.success() || outcome.digest.is_empty() {
-        return Err(Failure { message: format!("demo: the run {name} ended early ({status})"), status: 1 });
+        return Err(Failure::new(format!("demo: the run {name} ended early ({status})"), 1));
     }
     Ok(outcome)
 }

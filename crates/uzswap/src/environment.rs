@@ -5,6 +5,8 @@ use std::ffi::OsString;
 use uzswap_proto::ENV_JOB;
 use uzswap_proto::control::ENV_SOCKET;
 
+use uzswap_manager::SwapFaults;
+
 use crate::flags::ALL;
 
 const PREFIX: &str = "UZSWAP_";
@@ -12,7 +14,7 @@ const PREFIX: &str = "UZSWAP_";
 /// Returns a warning for each of `names` that begins as uzswap's variables do and is not known, with the nearest known name.
 pub fn misspelt(names: impl Iterator<Item = OsString>) -> Vec<String> {
     let mut known: Vec<String> = ALL.iter().map(|flag| flag.variable()).collect();
-    known.extend(["UZSWAP_CONFIG", ENV_JOB, ENV_SOCKET].map(str::to_owned));
+    known.extend(["UZSWAP_CONFIG", ENV_JOB, ENV_SOCKET, SwapFaults::VARIABLE].map(str::to_owned));
     let unknown = names.filter_map(|name| name.into_string().ok()).filter(|name| name.starts_with(PREFIX));
     unknown
         .filter(|name| !known.contains(name))

@@ -7,15 +7,13 @@ use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{Access, access};
-use uzswap_manager::{JobConfig, SwapConfig};
+use uzswap_manager::{JobConfig, MEMORY_MAX_LEAST, SwapConfig, SwapFaults};
 
 use crate::flags::variable;
 use crate::ram::Ram;
 use crate::settings::Settings;
 use crate::size::Human;
 
-/// Below this no program can make progress: a process start alone touches about 1 MiB, and reclaim needs room to work.
-pub const MEMORY_MAX_LEAST: u64 = 4 << 20;
 /// More than a process has addresses: nobody can mean that. Above RAM is allowed, and means "no limit of ours".
 pub const MEMORY_MAX_MOST: u64 = 1 << 47;
 /// The pool and the swap file hold at least one page.
@@ -64,6 +62,12 @@ pub fn default_socket() -> Option<PathBuf> {
     Some(PathBuf::from(directory).join(NAME))
 }
 
+/// The accesses to the swap file that are to fail, for tests.
+fn swap_faults() -> Result<Option<SwapFaults>, String> {
+    let text = std::env::var_os(SwapFaults::VARIABLE);
+    text.map(|text| SwapFaults::parse(&text.to_string_lossy())).transpose()
+}
+
 /// Where the counters go.
 pub fn stats(settings: &Settings) -> Result<Option<PathBuf>, String> {
     let stats = settings.path("stats");
@@ -97,6 +101,7 @@ fn manager_config(settings: &Settings, ram: &Ram, limits: (Option<u64>, Option<u
         verify: settings.switch("verify"),
         swapin: settings.swapin("swapin").unwrap_or_default(),
         swap,
+        swap_faults: swap_faults()?,
         ram: ram.bytes(),
         control: None,
         control_fs: false,

@@ -8,10 +8,10 @@ use uzswap_lab::options::Options;
 use uzswap_lab::torture::{self, TortureOptions};
 use uzswap_lab::{bench, capacity};
 
-use crate::job::MEMORY_MAX_LEAST;
 use crate::ram::Ram;
 use crate::size::parse_amount;
 use crate::{Failure, say};
+use uzswap_manager::MEMORY_MAX_LEAST;
 
 /// Runs an experiment; the status is 0 if it could be done, else 1.
 pub fn lab(matches: &ArgMatches) -> Result<i32, Failure> {
@@ -21,12 +21,12 @@ pub fn lab(matches: &ArgMatches) -> Result<i32, Failure> {
         return done.map(|()| 0).map_err(|error| {
             // A report has lines of its own.
             say(&format!("{error:#}"));
-            Failure { message: "lab torture failed; the report is above".to_owned(), status: 1 }
+            Failure::new("lab torture failed; the report is above".to_owned(), 1)
         });
     }
     let options = options(matches)?;
     let done = if name == "bench" { bench::run(&options) } else { capacity::run(&options) };
-    done.map(|()| 0).map_err(|error| Failure { message: format!("lab {name}: {error:#}"), status: 1 })
+    done.map(|()| 0).map_err(|error| Failure::new(format!("lab {name}: {error:#}"), 1))
 }
 
 fn torture_options(matches: &ArgMatches) -> Result<TortureOptions, String> {

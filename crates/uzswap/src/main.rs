@@ -1,7 +1,8 @@
 //! The `uzswap` command: reads the command line, hands over to the part that does the work, and ends with its status.
 //!
 //! 1. Standard output carries data only (a report that was asked for); every message goes to standard error.
-//! 2. An error is one line, `uzswap: error: …`, and nothing has been created or started when it appears.
+//! 2. An error is one line, `uzswap: error: …`, and nothing has been created or started when it appears. What the parser suggests
+//!    follows on lines of its own, `uzswap: tip: …`.
 //! 3. Exit status: the program's own for `run`, 1 for what a manager refuses and for a mount that fails, 2 for bad usage or a failed set-up.
 
 mod client;
@@ -31,18 +32,25 @@ use uzswap_manager::RunError;
 #[derive(Debug)]
 struct Failure {
     message: String,
+    tips: Vec<String>,
     status: i32,
+}
+
+impl Failure {
+    fn new(message: String, status: i32) -> Failure {
+        Failure { message, tips: Vec::new(), status }
+    }
 }
 
 impl From<String> for Failure {
     fn from(message: String) -> Failure {
-        Failure { message, status: 2 }
+        Failure::new(message, 2)
     }
 }
 
 impl From<RunError> for Failure {
     fn from(error: RunError) -> Failure {
-        Failure { message: error.message, status: error.exit_status }
+        Failure::new(error.message, error.exit_status)
     }
 }
 
@@ -57,6 +65,7 @@ fn main() -> ExitCode {
     }
     let status = dispatch().unwrap_or_else(|failure| {
         say(&format!("error: {}", one_line(&failure.message)));
+        failure.tips.iter().for_each(|tip| say(&one_line(tip)));
         failure.status
     });
     // The system keeps eight bits of a status.
@@ -71,7 +80,7 @@ fn dispatch() -> Result<i32, Failure> {
             ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => {
                 return Err("no subcommand; see uzswap --help".to_owned().into());
             }
-            _ => return Err(usage(&error.to_string()).into()),
+            _ => return Err(usage(&error.to_string())),
         },
     };
     let (name, matches) = matches.subcommand().expect("a subcommand is required");
@@ -112,13 +121,15 @@ fn man(matches: &ArgMatches) -> i32 {
     print(&String::from_utf8_lossy(&page))
 }
 
-/// The part of a clap error that says what is wrong, without its usage and hints.
-fn usage(error: &str) -> String {
+/// What a clap error says: what is wrong, as one line without its usage, and each of its tips.
+fn usage(error: &str) -> Failure {
     let said =
         error.lines().map(str::trim).take_while(|line| !["Usage:", "For more"].iter().any(|end| line.starts_with(end)));
-    let said: Vec<_> = said.filter(|line| !line.is_empty()).collect();
+    let (tips, said): (Vec<_>, Vec<_>) =
+        said.filter(|line| !line.is_empty()).partition(|line| line.starts_with("tip: "));
     let said = said.join(" ");
-    format!("{}; see uzswap --help", said.strip_prefix("error: ").unwrap_or(&said))
+    let message = format!("{}; see uzswap --help", said.strip_prefix("error: ").unwrap_or(&said));
+    Failure { tips: tips.into_iter().map(str::to_owned).collect(), ..message.into() }
 }
 
 /// Names given by the user may hold anything, line breaks included.
@@ -150,8 +161,14 @@ mod tests {
     #[test]
     fn clap_errors_become_one_line() {
         let error = flags::command().try_get_matches_from(["uzswap", "run", "--no-such"]).expect_err("unknown flag");
-        let line = usage(&error.to_string());
+        let Failure { message: line, tips, .. } = usage(&error.to_string());
         assert!(line.contains("--no-such") && !line.contains('\n') && !line.contains("Usage"), "{line}");
+        assert!(tips.iter().all(|tip| tip.starts_with("tip: ")) && !line.contains("tip:"), "{line} {tips:?}");
+        let error =
+            flags::command().try_get_matches_from(["uzswap", "run", "--memroy-max", "1G"]).expect_err("misspelt");
+        let Failure { message, tips, .. } = usage(&error.to_string());
+        assert_eq!(message, "unexpected argument '--memroy-max' found; see uzswap --help");
+        assert_eq!(tips[0], "tip: a similar argument exists: '--memory-max'");
     }
 
     #[test]

@@ -80,7 +80,7 @@ pub fn mount(matches: &ArgMatches) -> Result<i32, Failure> {
 }
 
 fn failure(message: String) -> Failure {
-    Failure { message, status: 1 }
+    Failure::new(message, 1)
 }
 
 /// This binary once more.

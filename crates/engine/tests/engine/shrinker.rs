@@ -123,6 +123,26 @@ fn the_shrinker_can_be_switched_off() {
     assert_eq!((zswap.shrinker_count(ROOT, 0), zswap.shrinker_scan(ROOT, 0, 20)), (10, 10));
 }
 
+// The kernel series' first version: memory.zswap.shrinker.enabled
+#[test]
+fn a_group_can_opt_out_of_the_shrinker_alone() {
+    let (zswap, _) = zswap(ROOMY, true);
+    let parent = group(&zswap);
+    let child = zswap.create_group(parent).unwrap();
+    let own = fill(&zswap, 0..40, of(child));
+    zswap.set_group_shrinker(parent, false).unwrap();
+    zswap.shrinker_scan(child, 0, 40);
+    assert_eq!(
+        (zswap.shrinker_count(child, 0), zswap.shrinker_scan(child, 0, 100), on_disk(&zswap, &own, 0)),
+        (0, 0, 0)
+    );
+    // At a limit it is written back all the same.
+    assert!(zswap.shrink_below(child, 4096) > 0);
+    zswap.set_group_shrinker(parent, true).unwrap();
+    assert!(zswap.shrinker_scan(child, 0, 100) > 0);
+    zswap.check_valid();
+}
+
 #[test]
 fn without_a_swap_file_nothing_is_on_offer() {
     let (zswap, _) = zswap(ROOMY, false);

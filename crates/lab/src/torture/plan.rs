@@ -57,6 +57,10 @@ pub(crate) struct Plan {
     pub compressor: &'static str,
     pub zpool: &'static str,
     pub swap: Swap,
+    /// How many of a thousand reads, and writes, of the swap file fail.
+    pub faults: Option<(u64, u64)>,
+    /// Whether groups are made, changed and removed, and processes are moved between them.
+    pub groups: bool,
     pub strike: Strike,
     /// When to strike, after the start.
     pub strike_at: Duration,
@@ -99,6 +103,13 @@ impl Plan {
             compressor: random.one_of(&COMPRESSORS),
             zpool: random.one_of(&ZPOOLS),
             swap: random.one_of(&[Swap::Roomy, Swap::Roomy, Swap::Roomy, Swap::Tiny, Swap::None]),
+            faults: match random.below(8) {
+                0 => Some((1 + random.below(20), 0)),
+                1 => Some((0, 1 + random.below(400))),
+                2 => Some((1 + random.below(10), random.below(400))),
+                _ => None,
+            },
+            groups: random.below(2) == 0,
             strike: random.one_of(&strikes),
             strike_at: Duration::from_millis(300 + random.below(seconds * 1000)),
             stops: random.below(3) == 0,
@@ -119,7 +130,9 @@ impl fmt::Display for Plan {
             f,
             "seed {seed}: {manager}, {programs} of {data} MiB in {limit} MiB, {compressor}, {zpool}, swap {swap:?}, "
         )?;
-        write!(f, "kills {strike:?}{}", if self.stops { ", stops" } else { "" })
+        write!(f, "kills {strike:?}{}", if self.stops { ", stops" } else { "" })?;
+        write!(f, "{}", if self.groups { ", groups" } else { "" })?;
+        self.faults.map_or(Ok(()), |(reads, writes)| write!(f, ", faults of {reads} reads and {writes} writes in 1000"))
     }
 }
 
@@ -139,6 +152,9 @@ mod tests {
         let plans: Vec<Plan> = (0..100).map(|seed| Plan::new(&options, seed)).collect();
         assert!((0..100).all(|seed| Plan::new(&options, seed) == plans[seed as usize]));
         assert!(plans.iter().all(|plan| plan.spare_one_guard && (1..=3).contains(&plan.programs)));
+        assert!(
+            plans.iter().any(|plan| plan.groups) && plans.iter().any(|plan| plan.faults.is_some_and(|it| it.0 > 0))
+        );
         for strike in [Strike::Nothing, Strike::Worker, Strike::Subset] {
             assert!(plans.iter().any(|plan| plan.strike == strike && plan.daemon), "{strike:?}");
         }

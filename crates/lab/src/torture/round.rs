@@ -11,7 +11,8 @@ use anyhow::{Context, Result, bail};
 use rustix::process::{Pid, Signal, kill_process};
 
 use super::Counts;
-use super::plan::{COMPRESSORS, Plan, Random, Strike, Swap, ZPOOLS};
+use super::disturb;
+use super::plan::{Plan, Random, Strike, Swap};
 use super::traces::{MARK, Part, Traced, descriptors, files_of, is_stopped, marked, what_they_do};
 use crate::program::{Interrupt, Scratch};
 
@@ -23,14 +24,18 @@ const GONE_WITHIN: Duration = Duration::from_secs(10);
 const DAEMON_WITHIN: Duration = Duration::from_secs(20);
 /// How long the manager may take to close what it had open for a job.
 const SETTLED: Duration = Duration::from_secs(2);
+/// The variable that has accesses to the swap file fail.
+const FAULTS: &str = "UZSWAP_SWAP_FAULTS";
 /// Between two disturbances.
 const PAUSE: Duration = Duration::from_millis(100);
-/// Statuses that nothing excuses: wrong bytes, failed checks, and signals that only a defect sends.
+/// How a program ends that is denied a page: by SIGBUS, or because a system call of its own fails.
+const DENIED: [i32; 2] = [128 + 7, 4];
+/// Statuses that nothing excuses but a failed read of the swap file: wrong bytes, failed checks, and signals that only a defect sends.
 const NEVER: [i32; 7] = [2, 3, 4, 5, 128 + 6, 128 + 7, 128 + 11];
 
-struct Round<'a> {
-    plan: &'a Plan,
-    mark: String,
+pub(super) struct Round<'a> {
+    pub(super) plan: &'a Plan,
+    pub(super) mark: String,
     directory: PathBuf,
     jobs: Vec<Child>,
     daemon: Option<Child>,
@@ -90,10 +95,13 @@ pub(crate) fn run(
 }
 
 impl Round<'_> {
-    fn uzswap(&self, name: &str) -> Result<Command> {
+    pub(super) fn uzswap(&self, name: &str) -> Result<Command> {
         let mut command = Command::new(std::env::current_exe().context("cannot find uzswap itself")?);
         let file = |kind: &str| File::create(self.directory.join(format!("{name}.{kind}")));
         command.env(MARK, &self.mark).env("UZSWAP_VERIFY", "1").process_group(0);
+        if let Some((reads, writes)) = self.plan.faults {
+            command.env(FAULTS, format!("{}:{reads}:{writes}", self.plan.seed));
+        }
         command.stdin(Stdio::null()).stdout(file("out")?).stderr(file("err")?);
         Ok(command)
     }
@@ -103,7 +111,7 @@ impl Round<'_> {
         String::from_utf8_lossy(&bytes).into_owned()
     }
 
-    fn socket(&self, number: u64) -> PathBuf {
+    pub(super) fn socket(&self, number: u64) -> PathBuf {
         self.directory.join(if self.plan.daemon { "daemon.sock".to_owned() } else { format!("job-{number}.sock") })
     }
 
@@ -153,8 +161,12 @@ impl Round<'_> {
     }
 
     fn manager_descriptors(&self) -> Option<Vec<String>> {
-        let manager = marked(&self.mark).into_iter().find(|process| process.part == Part::Manager)?;
-        Some(descriptors(manager.id))
+        self.manager().map(descriptors)
+    }
+
+    /// The manager's process id.
+    pub(super) fn manager(&self) -> Option<u32> {
+        marked(&self.mark).into_iter().find(|process| process.part == Part::Manager).map(|process| process.id)
     }
 
     fn start_job(&self, number: u64, victim: &Path, seconds: u64) -> Result<Child> {
@@ -190,7 +202,7 @@ impl Round<'_> {
                 send(one.id, Signal::CONT);
                 continue_fronts(&processes);
             } else if !self.struck {
-                self.change(&mut random)?;
+                disturb::change(self, &mut random, &processes)?;
             }
         }
         Ok(())
@@ -216,36 +228,6 @@ impl Round<'_> {
         chosen.iter().for_each(|process| send(process.id, Signal::KILL));
     }
 
-    /// Writes a control file with a random value. A refusal is no failure: the manager may be about to end.
-    fn change(&self, random: &mut Random) -> Result<()> {
-        let number = random.below(self.plan.programs);
-        let limit = self.plan.limit;
-        let (path, value) = match random.below(9) {
-            0 | 1 => ("parameters/compressor", random.one_of(&COMPRESSORS).to_owned()),
-            2 => ("parameters/zpool", random.one_of(&ZPOOLS).to_owned()),
-            3 => ("cgroup/memory.max", (limit + random.below(limit)).to_string()),
-            4 => ("cgroup/memory.high", (limit / 2 + random.below(limit)).to_string()),
-            5 => ("parameters/shrinker_enabled", random.one_of(&["Y", "N"]).to_owned()),
-            6 => ("parameters/accept_threshold_percent", (50 + random.below(50)).to_string()),
-            7 => ("parameters/max_pool_percent", (1 + random.below(30)).to_string()),
-            _ => ("cgroup/memory.reclaim", (random.below(limit / 2)).to_string()),
-        };
-        let mut command = self.uzswap("set")?;
-        command.env_remove(MARK).env_remove("UZSWAP_VERIFY");
-        command.args(["set", path, &value]).arg("--socket").arg(self.socket(number)).stderr(Stdio::null());
-        let mut child = command.spawn().context("cannot run uzswap set")?;
-        let end = Instant::now() + PATIENCE;
-        while child.try_wait()?.is_none() {
-            if Instant::now() > end {
-                child.kill()?;
-                child.wait()?;
-                bail!("uzswap set {path} {value} does not end\n{}", what_they_do(&marked(&self.mark)));
-            }
-            sleep(Duration::from_millis(5));
-        }
-        Ok(())
-    }
-
     fn await_jobs(&mut self, interrupt: &Interrupt) -> Result<()> {
         let end = Instant::now() + PATIENCE;
         loop {
@@ -269,7 +251,7 @@ impl Round<'_> {
 
     /// Judges statuses and words, and adds up what the programs have done.
     fn judge(&mut self, counts: &mut Counts) -> Result<()> {
-        let tight = self.plan.swap != Swap::Roomy;
+        let tight = self.plan.swap != Swap::Roomy || self.plan.faults.is_some();
         for number in 0..self.jobs.len() {
             let status = self.jobs[number].wait()?;
             let code = status.code().unwrap_or_else(|| 128 + status.signal().unwrap_or_default());
@@ -277,10 +259,17 @@ impl Round<'_> {
             let (said, words) = (self.text(&name, "out"), self.text(&name, "err"));
             let last =
                 words.lines().rev().take(12).collect::<Vec<_>>().into_iter().rev().collect::<Vec<_>>().join("\n");
-            if ["MISMATCH", "FAILED", "panicked"].iter().any(|word| words.contains(word)) || NEVER.contains(&code) {
+            // A page that cannot be read from the swap file is denied: by SIGBUS, or by the system call that wants it.
+            let unreadable = |text: &str| text.contains("could not be read from the swap file");
+            let denied = self.plan.faults.is_some_and(|(reads, _)| reads > 0)
+                && (unreadable(&words) || unreadable(&self.text("daemon", "err")));
+            let wrong = ["MISMATCH", "panicked"].iter().any(|word| words.contains(word));
+            let failed = words.contains("FAILED") || NEVER.contains(&code);
+            if wrong || failed && !(denied && DENIED.contains(&code)) {
                 bail!("{name} ended with status {code}:\n{last}");
             }
-            let explained = code == 0 || self.struck || tight && code == 137 && words.contains("uzswap:");
+            let killed = code == 137 && (tight && words.contains("uzswap:") || words.contains("out of memory"));
+            let explained = code == 0 || self.struck || killed || denied && DENIED.contains(&code);
             if !explained {
                 bail!("{name} ended with status {code}, and nothing was killed:\n{last}");
             }
@@ -309,6 +298,9 @@ impl Round<'_> {
                 bail!("the manager had {} descriptors and has {}:\n{before:?}\n{now:?}", before.len(), now.len());
             }
             sleep(Duration::from_millis(50));
+        }
+        if !self.struck {
+            disturb::await_empty(self)?;
         }
         let Some(daemon) = &mut self.daemon else { return Ok(()) };
         send(daemon.id(), Signal::TERM);

@@ -19,6 +19,8 @@ pub enum Error {
     Invalid,
     /// A number that is neither of the two that the file takes.
     Range,
+    /// The limit is below the least that can work. The kernel has the same number for it as for a bad value.
+    TooSmall,
     /// The value is longer than a page.
     TooLong,
     /// The file is not for reading, or not for writing.
@@ -50,7 +52,7 @@ impl Error {
             Error::IsDirectory => libc::EISDIR,
             Error::NotDirectory => libc::ENOTDIR,
             Error::NameTooLong => libc::ENAMETOOLONG,
-            Error::Invalid => libc::EINVAL,
+            Error::Invalid | Error::TooSmall => libc::EINVAL,
             Error::Range => libc::ERANGE,
             Error::TooLong => libc::E2BIG,
             Error::Access => libc::EACCES,
@@ -74,6 +76,7 @@ impl fmt::Display for Error {
             Error::NotDirectory => "Not a directory",
             Error::NameTooLong => "File name too long",
             Error::Invalid => "Invalid argument",
+            Error::TooSmall => "Invalid argument: the least is 4M, as for uzswap run",
             Error::Range => "Numerical result out of range",
             Error::TooLong => "Argument list too long",
             Error::Access => "Permission denied",

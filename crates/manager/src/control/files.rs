@@ -145,6 +145,11 @@ pub static GROUP: &[File<GroupId>] = &[
     figure!("memory.zswap.current", |figures| Some(line(figures.engine.zswap))),
     limit!("memory.zswap.max", ZswapMax),
     both(
+        "memory.zswap.shrinker.enabled",
+        |machine, group| machine.shrinker(group).map(bit_line),
+        |machine, group, value, _| machine.set_shrinker(group, bit(value, Error::Invalid)?),
+    ),
+    both(
         "memory.zswap.writeback",
         |machine, group| machine.writeback(group).map(bit_line),
         |machine, group, value, _| machine.set_writeback(group, bit(value, Error::Invalid)?),
@@ -316,6 +321,7 @@ fn reclaim_from(machine: &dyn Machine, group: GroupId, value: &str) -> Result<()
     // With a swappiness of 0 only files may be reclaimed, and of those we have none.
     let done = match wanted {
         Reclaim { bytes: 0, .. } => true,
+        Reclaim { bytes, of_pool: true, .. } => machine.reclaim_pool(group, bytes)?,
         Reclaim { swappiness: Some(0), .. } => false,
         Reclaim { bytes, .. } => machine.reclaim(group, bytes)?,
     };

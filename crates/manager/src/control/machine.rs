@@ -179,6 +179,11 @@ pub trait Machine {
     /// Sets it.
     fn set_writeback(&self, group: GroupId, allowed: bool) -> Result<(), Error>;
 
+    /// `memory.zswap.shrinker.enabled` of the group itself.
+    fn shrinker(&self, group: GroupId) -> Result<bool, Error>;
+    /// Sets it.
+    fn set_shrinker(&self, group: GroupId, enabled: bool) -> Result<(), Error>;
+
     /// The processes of a group, without those of its children.
     fn processes(&self, group: GroupId) -> Result<Vec<i32>, Error>;
     /// The group that a process is in. [`Error::NoProcess`] if there is none of this number.
@@ -193,6 +198,8 @@ pub trait Machine {
     fn kill(&self, group: GroupId) -> Result<(), Error>;
     /// Reclaims so many bytes; tells whether it was that much.
     fn reclaim(&self, group: GroupId, bytes: u64) -> Result<bool, Error>;
+    /// Writes back so many bytes of the group's pool; tells whether it was that much.
+    fn reclaim_pool(&self, group: GroupId, bytes: u64) -> Result<bool, Error>;
     /// All that is counted of a group, as JSON.
     fn stats(&self, group: GroupId) -> Result<String, Error>;
     /// What is counted.

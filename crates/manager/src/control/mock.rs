@@ -39,6 +39,7 @@ pub struct Group {
     owner: u32,
     limits: Vec<(Limit, Option<u64>)>,
     writeback: bool,
+    shrinker: bool,
     pub processes: BTreeSet<i32>,
     frozen: bool,
 }
@@ -46,7 +47,7 @@ pub struct Group {
 impl Mock {
     /// A root with processes 100 and 101.
     pub fn new() -> Mock {
-        let root = Group { processes: [100, 101].into(), writeback: true, ..Group::default() };
+        let root = Group { processes: [100, 101].into(), writeback: true, shrinker: true, ..Group::default() };
         let parameters = Parameters {
             enabled: true,
             compressor: Compressor::Lz4,
@@ -93,7 +94,7 @@ impl Machine for Mock {
         let id = GroupId(state.next);
         state.next += 1;
         let name = name.to_owned();
-        let group = Group { parent: Some(parent), name, owner, writeback: true, ..Group::default() };
+        let group = Group { parent: Some(parent), name, owner, writeback: true, shrinker: true, ..Group::default() };
         state.groups.insert(id, group);
         Ok(id)
     }
@@ -126,6 +127,14 @@ impl Machine for Mock {
 
     fn set_writeback(&self, group: GroupId, allowed: bool) -> Result<(), Error> {
         self.with(group, |group| group.writeback = allowed)
+    }
+
+    fn shrinker(&self, group: GroupId) -> Result<bool, Error> {
+        self.with(group, |group| group.shrinker)
+    }
+
+    fn set_shrinker(&self, group: GroupId, enabled: bool) -> Result<(), Error> {
+        self.with(group, |group| group.shrinker = enabled)
     }
 
     fn processes(&self, group: GroupId) -> Result<Vec<i32>, Error> {
@@ -168,6 +177,11 @@ impl Machine for Mock {
         let enough = state.reclaimable >= bytes;
         state.reclaimable = state.reclaimable.saturating_sub(bytes);
         Ok(enough)
+    }
+
+    fn reclaim_pool(&self, group: GroupId, bytes: u64) -> Result<bool, Error> {
+        self.0.write().done.push(format!("reclaim {} {bytes} of the pool", group.0));
+        Ok(true)
     }
 
     fn stats(&self, group: GroupId) -> Result<String, Error> {

@@ -58,7 +58,7 @@ fn every_file_is_what_the_list_says() {
     mock.0.write().figures = full_figures();
     tree.make("cgroup/a", WRITER).unwrap();
     let paths = all(&tree, "");
-    assert_eq!(paths.len(), 11 + 2 * 24 + 1 + 7 + 12 + 8 * 8);
+    assert_eq!(paths.len(), 11 + 2 * 25 + 1 + 7 + 12 + 8 * 8);
     for (path, kind) in paths {
         assert_eq!(tree.look(&path), Ok(kind), "{path}");
         let Kind::File { readable, writable } = kind else {
@@ -103,7 +103,11 @@ fn values_read_back() {
         }
         assert_eq!(tree.read(&format!("{group}/memory.high")).unwrap(), "45056\n");
         assert_eq!(tree.read(&format!("{group}/memory.swap.max")).unwrap(), "61440\n");
-        for (file, otherwise) in [("cgroup.freeze", Error::Range), ("memory.zswap.writeback", Error::Invalid)] {
+        for (file, otherwise) in [
+            ("cgroup.freeze", Error::Range),
+            ("memory.zswap.shrinker.enabled", Error::Invalid),
+            ("memory.zswap.writeback", Error::Invalid),
+        ] {
             let path = format!("{group}/{file}");
             for value in ["0", "1"] {
                 write(&tree, &path, value).unwrap();
@@ -407,6 +411,8 @@ fn reclaim_says_when_it_was_not_all() {
     assert_eq!(reclaim("1M swappiness=0"), Err(Error::Again), "there are no files to reclaim");
     assert_eq!(reclaim("1M swappiness=201"), Err(Error::Invalid));
     assert_eq!(mock.0.read().done.len(), 2);
+    assert_eq!(reclaim("1M source=zswap"), Ok(()));
+    assert_eq!(mock.0.read().done[2], "reclaim 0 1048576 of the pool");
 }
 
 #[test]

@@ -52,20 +52,27 @@ pub struct Reclaim {
     pub bytes: u64,
     /// 0 to 200; 0 leaves anonymous memory alone.
     pub swappiness: Option<u8>,
+    /// What is compressed is written back, and nothing else is taken.
+    pub of_pool: bool,
 }
 
-/// `SIZE`, or `SIZE swappiness=N`, where N is up to 200 or `max`.
+/// `SIZE`, `SIZE swappiness=N`, where N is up to 200 or `max`, or `SIZE source=zswap`. A swappiness weighs files against programs'
+/// memory, which the pool is neither of: so the two exclude each other.
 pub fn reclaim(text: &str) -> Result<Reclaim, Error> {
     let (bytes, options) = size(strip(text))?;
-    let mut swappiness = None;
+    let (mut swappiness, mut of_pool) = (None, false);
     for option in options.split(' ').map(strip).filter(|option| !option.is_empty()) {
-        swappiness = match option.strip_prefix("swappiness=") {
-            Some("max") => Some(200),
-            Some(number) => Some(up_to(number, 200)?),
-            None => return Err(Error::Invalid),
-        };
+        match option.split_once('=') {
+            Some(("swappiness", "max")) => swappiness = Some(200),
+            Some(("swappiness", number)) => swappiness = Some(up_to(number, 200)?),
+            Some(("source", "zswap")) => of_pool = true,
+            _ => return Err(Error::Invalid),
+        }
     }
-    Ok(Reclaim { bytes: bytes / PAGE * PAGE, swappiness })
+    if of_pool && swappiness.is_some() {
+        return Err(Error::Invalid);
+    }
+    Ok(Reclaim { bytes: bytes / PAGE * PAGE, swappiness, of_pool })
 }
 
 /// 0 or 1, and nothing else; `otherwise` is the error for another number.
@@ -207,14 +214,27 @@ mod tests {
 
     #[test]
     fn reclaim_takes_a_size_and_a_swappiness() {
-        let wanted = |bytes, swappiness| Ok(Reclaim { bytes, swappiness });
+        let wanted = |bytes, swappiness| Ok(Reclaim { bytes, swappiness, of_pool: false });
         assert_eq!(reclaim("1M\n"), wanted(1 << 20, None));
         assert_eq!(reclaim(" 1M swappiness=60 "), wanted(1 << 20, Some(60)));
         assert_eq!(reclaim("5000  swappiness=0"), wanted(4096, Some(0)));
         assert_eq!(reclaim("4K swappiness=max"), wanted(4096, Some(200)));
-        for text in
-            ["", "max", "swappiness=1", "1M swappiness=201", "1M swappiness=-1", "1M swappiness", "1M x=1", "1M 2"]
-        {
+        assert_eq!(reclaim("1M source=zswap\n"), Ok(Reclaim { bytes: 1 << 20, swappiness: None, of_pool: true }));
+        for text in [
+            "",
+            "max",
+            "swappiness=1",
+            "1M swappiness=201",
+            "1M swappiness=-1",
+            "1M swappiness",
+            "1M x=1",
+            "1M 2",
+            "1M source=",
+            "1M source=swap",
+            "1M source",
+            "source=zswap",
+            "1M source=zswap swappiness=1",
+        ] {
             assert_eq!(reclaim(text), Err(Error::Invalid), "{text:?}");
         }
     }
