@@ -21,6 +21,9 @@ mod sessions;
 mod silent;
 
 mod descriptors;
+#[cfg(any(test, feature = "fuzzing"))]
+pub mod fuzzing;
+mod quota;
 
 mod brake;
 mod charge;

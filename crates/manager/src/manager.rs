@@ -36,7 +36,7 @@ use uzswap_vm::pager::{Host, Pager};
 use uzswap_vm::sys::arena::Arena;
 use uzswap_vm::sys::epoll::Epoll;
 use uzswap_vm::sys::file::event;
-use uzswap_vm::sys::link::{Link, Listener, Peer, peer};
+use uzswap_vm::sys::link::{Link, Listener, Peer, peer, peer_handle};
 use uzswap_vm::sys::process::{PidFd, is_exiting};
 use uzswap_vm::sys::{job, memory, thread};
 
@@ -47,6 +47,7 @@ use crate::front::Bell;
 use crate::groups::Groups;
 use crate::jobs::{Jobs, Tenant, Word};
 use crate::machine::JobMachine;
+use crate::quota::Ticket;
 use crate::reclaim::{Reclaimer, Taker};
 use crate::sessions::{Call, Caller, Session, Sessions, range_of};
 use crate::shrink::ShrinkWorker;
@@ -179,7 +180,7 @@ struct Manager {
 }
 
 /// A program's hint, and where the answer goes.
-type Question = (Link, Arc<Session>, Advise);
+type Question = (Link, Arc<Session>, Advise, Option<Ticket>);
 
 /// What the control thread waits for.
 enum Source {
@@ -188,6 +189,8 @@ enum Source {
     Front,
     Joins,
     Job(Arc<Tenant>),
+    /// The end of the process that has joined with a job.
+    JobFront(Arc<Tenant>),
     Caller(Caller),
     Program(Arc<Session>),
 }
@@ -341,13 +344,13 @@ impl Manager {
         }
         let (pager, again) = (self.pager.clone(), self.advice.clone());
         thread("advice").spawn(move || {
-            for (link, session, advise) in questions {
+            for (link, session, advise, ticket) in questions {
                 if follow(&pager, &session, &advise) {
                     // The program may have gone away meanwhile.
                     let _ = link.send(&[kind::ADVISED], None);
                 } else {
                     std::thread::sleep(ADVICE_PAUSE);
-                    let _ = again.send((link, session, advise));
+                    let _ = again.send((link, session, advise, ticket));
                 }
             }
         })?;
@@ -409,10 +412,12 @@ impl Manager {
                 }
                 Source::Job(tenant) => match tenant.hear() {
                     Word::None => self.wait_again(number, Source::Job(tenant)),
-                    word => {
-                        self.epoll.remove(self.fd_of(&Source::Job(tenant.clone())));
-                        self.see_off(&tenant, word);
-                    }
+                    word => self.see_off(&tenant, word),
+                },
+                // Its last word may not have been heard yet. Another process may hold its connection.
+                Source::JobFront(tenant) => match tenant.hear() {
+                    Word::None => self.see_off(&tenant, Word::Lost),
+                    word => self.see_off(&tenant, word),
                 },
                 Source::Caller(caller) => {
                     self.silent.remove(number);
@@ -436,6 +441,7 @@ impl Manager {
             Source::Front => self.front.as_raw_fd(),
             Source::Joins => self.joining.as_ref().expect("a daemon's").bell.as_raw_fd(),
             Source::Job(tenant) => tenant.link().expect("it has joined"),
+            Source::JobFront(tenant) => tenant.front().expect("it has joined"),
             Source::Caller(caller) => caller.as_raw_fd(),
             Source::Program(session) => session.pidfd.as_raw_fd(),
         }
@@ -478,14 +484,15 @@ impl Manager {
         let Joining { stream, peer, group, transient, require } = joining;
         let (name, own) = (self.jobs.name, std::process::id() as i32);
         let others = self.jobs.all().iter().filter(|tenant| tenant.uid == peer.uid).count();
-        // Nor can a front be looked after that has no process here.
-        if peer.pid <= 0 || others >= MOST_JOBS {
+        // Nor can a front be looked after that has no process here, or has ended.
+        let Ok(front) = peer_handle(&stream) else { return };
+        if peer.pid <= 0 || others >= MOST_JOBS || front.pid() != Some(peer.pid) {
             return;
         }
         // Without random bytes or with the group gone it finds its connection closed, too.
         let (Ok(token), Some(charge)) = (job::random(), self.groups.get(group)) else { return };
         let job = Job { name, token: token | 1 };
-        let mut tenant = Tenant::new(job, peer, charge, Some(stream), vec![own, self.front_pid]);
+        let mut tenant = Tenant::new(job, peer, charge, Some((stream, front)), vec![own, self.front_pid]);
         (tenant.require, tenant.transient) = (require, transient);
         let tenant = Arc::new(tenant);
         let agent = self.agent.to_string_lossy();
@@ -493,7 +500,10 @@ impl Manager {
         let welcome = [str::from_utf8(&prefix).expect("digits and spaces"), &agent].concat();
         self.jobs.add(tenant.clone());
         // A front that cannot be watched loses its connection, and kills its job.
-        if tenant.welcome(&welcome).is_err() || !self.wait_for(Source::Job(tenant.clone())) {
+        let is_watched = tenant.welcome(&welcome).is_ok()
+            && self.wait_for(Source::Job(tenant.clone()))
+            && self.wait_for(Source::JobFront(tenant.clone()));
+        if !is_watched {
             self.see_off(&tenant, Word::Bye);
         }
     }
@@ -501,6 +511,11 @@ impl Manager {
     /// A job that had joined is over, or has lost its front: then nobody guards it.
     fn see_off(&mut self, tenant: &Arc<Tenant>, word: Word) {
         self.jobs.remove(tenant.job.token);
+        [tenant.link(), tenant.front()].into_iter().flatten().for_each(|descriptor| self.epoll.remove(descriptor));
+        let is_its =
+            |source: &Source| matches!(source, Source::Job(of) | Source::JobFront(of) if Arc::ptr_eq(of, tenant));
+        self.waiting_for.retain(|_, source| !is_its(source));
+        self.lost.retain(|source| !is_its(source));
         if self.sessions.are_released() {
             return;
         }
@@ -565,11 +580,13 @@ impl Manager {
             Call::Joined(session) => {
                 self.wait_for(Source::Program(session));
             }
-            Call::Asked(link, session, advise) => {
+            Call::Asked(link, session, advise, ticket) => {
                 // The advice thread runs as long as the manager.
-                let _ = self.advice.send((link, session, advise));
+                let _ = self.advice.send((link, session, advise, ticket));
             }
-            Call::Unmanaged(tenant, pid, why) => unmanaged::report(&tenant, pid, &why, self.front_pid),
+            Call::Unmanaged(tenant, process, why) => {
+                unmanaged::report(&tenant, process.as_ref(), &why, self.front_pid);
+            }
             Call::Over => {}
         }
     }
