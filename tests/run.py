@@ -23,6 +23,8 @@ import daemon           # noqa: F401
 import debuggers        # noqa: F401
 import failures         # noqa: F401
 import hostile          # noqa: F401
+import attack           # noqa: F401
+import clients          # noqa: F401
 import folios           # noqa: F401
 import holders          # noqa: F401
 import pressure         # noqa: F401

@@ -8,6 +8,7 @@ import time
 
 import harness
 from behaviour import check, unless, wait_until
+from daemon import Daemon
 from suite import Context, complaint, need_root, test
 
 TIGHT = ("--memory-max", "16M", "--quiet")
@@ -105,6 +106,51 @@ def kill_subsets(context: Context, test):
                 break
     result = check("kill-subsets", *failed)
     result.detail = result.detail or f"{number + 1} rounds, {survived} without front and manager, seed {seed}"
+    yield result
+
+
+@test("kill-subsets-daemon", 20)
+def kill_subsets_of_daemon(context: Context, test):
+    """The same with a daemon and a job that has joined it: its guard, its manager, the front and the agents."""
+    seed = random.randrange(1 << 32)
+    rng = random.Random(seed)
+    rounds, everything = context.size(10, 400), context.size(3, 80)
+    programs = [[context.program("shadow"), 64, 60, 1], [context.program("forktree"), 24, 3], ["python3", "-c", PYTHON]]
+    failed, survived = [], 0
+    for number in range(rounds):
+        argv = [str(part) for part in programs[number % len(programs)]]
+        daemon = Daemon(context)
+        job = daemon.start(argv, "--memory-max", "16M", "--quiet")
+        started = wait_until(lambda: any(harness.comm(pid) == "uzswap-agent" for pid in job.pids()) or job.process.poll() is not None, 10)
+        time.sleep(rng.uniform(0.05, 1.0))
+        found = {"guard": [daemon.job.process.pid], "manager": [daemon.manager()], "front": [job.process.pid],
+                 "agents": [pid for pid in job.pids() if harness.comm(pid) == "uzswap-agent"]}
+        chosen = [name for name in found if number < everything or rng.random() < 0.5]
+        pids = [pid for name in chosen for pid in found[name] if pid]
+        rng.shuffle(pids)
+        for pid in pids:
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                pass
+        fatal = {"guard", "manager", "front"} & set(chosen)
+        gone = job.gone_within(5) if fatal else True
+        outcome = job.wait(60)
+        survived += not fatal
+        if not {"guard", "manager"} & set(chosen):
+            os.kill(daemon.job.process.pid, signal.SIGTERM)
+        left = not daemon.job.gone_within(10)
+        daemon.job.wait(20)
+        problems = [unless(started, "no agent was found"), unless(gone, f"the job is still there after 5 s:\n{job.outcome.hang}"),
+                    unless(not left, f"the daemon is still there after 10 s:\n{daemon.job.outcome.hang}"),
+                    unless("MISMATCH" not in outcome.stderr, f"wrong bytes: {outcome.stderr[:400]}"), outcome.hang]
+        problems = [problem for problem in problems if problem]
+        if problems:
+            failed.append(f"round {number}, {argv[0]}, killed {'+'.join(chosen) or 'nothing'}: {'; '.join(problems)}")
+            if len(failed) > 3:
+                break
+    result = check("kill-subsets-daemon", *failed)
+    result.detail = result.detail or f"{number + 1} rounds, {survived} without guard, manager and front, seed {seed}"
     yield result
 
 

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use uzswap_proto::{ENV_JOB, Job};
 use uzswap_vm::log::log;
 use uzswap_vm::sys::job;
-use uzswap_vm::sys::process::share_memory;
+use uzswap_vm::sys::process::{PidFd, share_memory};
 use uzswap_vm::sys::thread;
 
 /// How long the dead may take to go.
@@ -53,8 +53,11 @@ pub fn kill_jobs_of(name: u64, spared: &[i32]) -> usize {
 fn kill_with(manner: Manner, secret: &str, front: Option<i32>, known: &[i32], spared: &[i32]) -> usize {
     let mut killed: HashSet<i32> = HashSet::new();
     let started = Instant::now();
+    // When such a process has ended, its number may come to be another's.
+    let known: Vec<(i32, PidFd)> = known.iter().filter_map(|&pid| Some((pid, PidFd::open(pid).ok()?))).collect();
     loop {
-        let members = members(secret, front, known);
+        let known: Vec<i32> = known.iter().filter(|(_, handle)| !handle.has_ended()).map(|(pid, _)| *pid).collect();
+        let members = members(secret, front, &known);
         // A worker is the last to guard its program, should we die in the middle of this. It ends by itself.
         let guards = |pid: i32, other: i32| !is_called_worker(other) && share_memory(pid, other).unwrap_or(false);
         let is_worker = |pid: i32| is_called_worker(pid) && members.iter().any(|&other| guards(pid, other));
@@ -65,7 +68,9 @@ fn kill_with(manner: Manner, secret: &str, front: Option<i32>, known: &[i32], sp
             Manner::AtOnce => &[libc::SIGKILL],
         };
         for &signal in signals {
-            killed.extend(alive.iter().filter(|&&pid| job::kill(pid, signal).is_ok()));
+            // The worker of a dead program ends by itself, but not while it is stopped, should we die before the next signal.
+            let takes = |pid: &&i32| signal != libc::SIGSTOP || !is_called_worker(**pid);
+            killed.extend(alive.iter().filter(takes).filter(|&&pid| job::kill(pid, signal).is_ok()));
         }
         while front.is_some() && job::collect_child().is_some() {}
         if alive.is_empty() || started.elapsed() > PATIENCE {

@@ -20,16 +20,20 @@ use uzswap_proto::control::{Answer, BYE, RELEASED};
 use uzswap_vm::log::{log, one_line};
 use uzswap_vm::owner::Owner;
 use uzswap_vm::sys::link::Peer;
+use uzswap_vm::sys::process::PidFd;
 
 use crate::charge::Charge;
+use crate::executioner;
 
 /// A job.
 #[derive(Debug)]
 pub struct Tenant {
     /// Its name and token.
     pub job: Job,
-    /// The process that began it, from which all of it descends.
+    /// The process that began it, from which all of it descends. The number is that process's while [`Tenant::has_front`].
     pub front_pid: i32,
+    /// A handle on that process; `None` for the manager's own job, which ends with its front.
+    front: Option<PidFd>,
     /// The user who did.
     pub uid: u32,
     /// The same user, as far as its processes may cost those of others.
@@ -60,18 +64,39 @@ pub enum Word {
 }
 
 impl Tenant {
-    /// The job that `front` has begun, in the group of `charge`; `spared` are processes of ours.
+    /// The job that `front` has begun, in the group of `charge`; `spared` are processes of ours. One that has joined has a
+    /// connection and a handle on its front.
     pub fn new(
         job: Job,
         front: Peer,
         owner: Arc<Owner>,
         charge: Arc<Charge>,
-        link: Option<UnixStream>,
+        joined: Option<(UnixStream, PidFd)>,
         spared: Vec<i32>,
     ) -> Tenant {
         let Peer { pid: front_pid, uid } = front;
+        let (link, front) = joined.unzip();
         let warned = AtomicBool::new(false);
-        Tenant { job, front_pid, uid, owner, charge, require: false, transient: false, link, warned, spared }
+        Tenant { job, front_pid, front, uid, owner, charge, require: false, transient: false, link, warned, spared }
+    }
+
+    /// Whether its front lives. A process can pass the connection on and end: its number may be another's then.
+    pub fn has_front(&self) -> bool {
+        self.front.as_ref().is_none_or(|front| !front.has_ended())
+    }
+
+    /// The handle to wait on for the end of its front.
+    pub fn front(&self) -> Option<RawFd> {
+        self.front.as_ref().map(AsRawFd::as_raw_fd)
+    }
+
+    /// Lets its front go on, if that has stopped.
+    pub fn let_front_go_on(&self) {
+        // It may have ended just now.
+        let _ = match &self.front {
+            Some(front) => front.kill(libc::SIGCONT),
+            None => executioner::go_on(self.front_pid),
+        };
     }
 
     /// Whether what its processes say of themselves may be believed: it has not joined, but is the manager's own job.
@@ -186,6 +211,7 @@ impl Jobs {
     pub fn of_descendant(&self, ancestors: impl Iterator<Item = i32>) -> Option<Arc<Tenant>> {
         let all = self.all();
         let mut fronts = ancestors.filter_map(|pid| all.iter().find(|tenant| tenant.front_pid == pid));
-        fronts.next().cloned()
+        // Asked last: by then the number was still that of the front.
+        fronts.next().filter(|tenant| tenant.has_front()).cloned()
     }
 }

@@ -23,6 +23,9 @@ mod silent;
 mod watchdog;
 
 mod descriptors;
+#[cfg(any(test, feature = "fuzzing"))]
+pub mod fuzzing;
+mod quota;
 
 mod brake;
 mod charge;

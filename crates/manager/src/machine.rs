@@ -245,7 +245,7 @@ impl Machine for JobMachine {
         if !frozen {
             // If the program itself was stopped, so has the front, as a shell expects of it.
             for tenant in self.jobs.all().iter().filter(|tenant| tenant.charge.is_below(group)) {
-                let _ = executioner::go_on(tenant.front_pid);
+                tenant.let_front_go_on();
             }
         }
         Ok(())
@@ -259,7 +259,8 @@ impl Machine for JobMachine {
             if !sessions.iter().all(|session| session.charge().is_below(group)) {
                 continue;
             }
-            let known: Vec<i32> = sessions.iter().map(|session| session.pid).collect();
+            let known: Vec<i32> =
+                sessions.iter().filter(|session| !session.pidfd.has_ended()).map(|session| session.pid).collect();
             executioner::kill_job(Manner::AtOnce, tenant.job, None, &known, &[std::process::id() as i32]);
         }
         let started = Instant::now();

@@ -40,7 +40,7 @@ use uzswap_vm::pager::{Host, Pager};
 use uzswap_vm::sys::arena::Arena;
 use uzswap_vm::sys::epoll::Epoll;
 use uzswap_vm::sys::file::event;
-use uzswap_vm::sys::link::{Listener, Peer};
+use uzswap_vm::sys::link::{Listener, Peer, peer_handle};
 use uzswap_vm::sys::process::{PidFd, is_exiting};
 use uzswap_vm::sys::{job, memory, thread};
 use uzswap_vm::visit::{self, Role};
@@ -188,6 +188,8 @@ enum Source {
     Front,
     Joins,
     Job(Arc<Tenant>),
+    /// The end of the process that has joined with a job.
+    JobFront(Arc<Tenant>),
 }
 
 impl Manager {
@@ -420,10 +422,12 @@ impl Manager {
                 }
                 Source::Job(tenant) => match tenant.hear() {
                     Word::None => self.wait_again(number, Source::Job(tenant)),
-                    word => {
-                        self.epoll.remove(self.fd_of(&Source::Job(tenant.clone())));
-                        self.see_off(&tenant, word);
-                    }
+                    word => self.see_off(&tenant, word),
+                },
+                // Its last word may not have been heard yet. Another process may hold its connection.
+                Source::JobFront(tenant) => match tenant.hear() {
+                    Word::None => self.see_off(&tenant, Word::Lost),
+                    word => self.see_off(&tenant, word),
                 },
             }
         }
@@ -436,6 +440,7 @@ impl Manager {
             Source::Front => self.front.as_raw_fd(),
             Source::Joins => self.joining.as_ref().expect("a daemon's").bell.as_raw_fd(),
             Source::Job(tenant) => tenant.link().expect("it has joined"),
+            Source::JobFront(tenant) => tenant.front().expect("it has joined"),
         }
     }
 
@@ -476,15 +481,16 @@ impl Manager {
         let Joining { stream, peer, group, transient, require } = joining;
         let (name, own) = (self.jobs.name, std::process::id() as i32);
         let others = self.jobs.all().iter().filter(|tenant| tenant.uid == peer.uid).count();
-        // Nor can a front be looked after that has no process here.
-        if peer.pid <= 0 || others >= MOST_JOBS {
+        // Nor can a front be looked after that has no process here, or has ended.
+        let Ok(front) = peer_handle(&stream) else { return };
+        if peer.pid <= 0 || others >= MOST_JOBS || front.pid() != Some(peer.pid) {
             return;
         }
         // Without random bytes or with the group gone it finds its connection closed, too.
         let (Ok(token), Some(charge)) = (job::random(), self.groups.get(group)) else { return };
         let job = Job { name, token: token | 1 };
         let (owner, spared) = (self.jobs.owner(peer.uid), vec![own, self.front_pid]);
-        let mut tenant = Tenant::new(job, peer, owner, charge, Some(stream), spared);
+        let mut tenant = Tenant::new(job, peer, owner, charge, Some((stream, front)), spared);
         (tenant.require, tenant.transient) = (require, transient);
         let tenant = Arc::new(tenant);
         let agent = self.agent.to_string_lossy();
@@ -492,7 +498,10 @@ impl Manager {
         let welcome = [str::from_utf8(&prefix).expect("digits and spaces"), &agent].concat();
         self.jobs.add(tenant.clone());
         // A front that cannot be watched loses its connection, and kills its job.
-        if tenant.welcome(&welcome).is_err() || !self.wait_for(Source::Job(tenant.clone())) {
+        let is_watched = tenant.welcome(&welcome).is_ok()
+            && self.wait_for(Source::Job(tenant.clone()))
+            && self.wait_for(Source::JobFront(tenant.clone()));
+        if !is_watched {
             self.see_off(&tenant, Word::Bye);
         }
     }
@@ -500,6 +509,11 @@ impl Manager {
     /// A job that had joined is over, or has lost its front: then nobody guards it.
     fn see_off(&mut self, tenant: &Arc<Tenant>, word: Word) {
         self.jobs.remove(tenant.job.token);
+        [tenant.link(), tenant.front()].into_iter().flatten().for_each(|descriptor| self.epoll.remove(descriptor));
+        let is_its =
+            |source: &Source| matches!(source, Source::Job(of) | Source::JobFront(of) if Arc::ptr_eq(of, tenant));
+        self.waiting_for.retain(|_, source| !is_its(source));
+        self.lost.retain(|source| !is_its(source));
         if self.sessions.are_released() {
             return;
         }
@@ -628,13 +642,13 @@ fn reap(pager: &Pager, sessions: &Sessions, stop: &AtomicBool) {
 fn give_advice(pager: &Pager, questions: &Mutex<mpsc::Receiver<Question>>, again: &mpsc::Sender<Question>) {
     while !visit::is_surplus() {
         // The lock is free before the hint is followed.
-        let Ok((link, session, advise)) = questions.lock().recv() else { return };
+        let Ok((link, session, advise, ticket)) = questions.lock().recv() else { return };
         if !session.space.is_shunned() && follow(pager, &session, &advise) {
             // The program may have gone away meanwhile.
             let _ = link.send(&[kind::ADVISED], None);
         } else {
             std::thread::sleep(ADVICE_PAUSE);
-            let _ = again.send((link, session, advise));
+            let _ = again.send((link, session, advise, ticket));
         }
     }
 }

@@ -22,6 +22,7 @@ use uzswap_vm::sys::thread;
 use uzswap_vm::visit;
 
 use crate::descriptors;
+use crate::quota::Ticket;
 use crate::sessions::{Call, Caller, Session, Sessions};
 use crate::silent::Silent;
 use crate::unmanaged;
@@ -33,7 +34,7 @@ const ACCEPTED: usize = 64;
 const PAUSE: Duration = Duration::from_millis(100);
 
 /// A program's hint, and where the answer goes.
-pub type Question = (Link, Arc<Session>, Advise);
+pub type Question = (Link, Arc<Session>, Advise, Option<Ticket>);
 
 /// The reception of a manager.
 pub struct Reception {
@@ -207,8 +208,10 @@ impl Reception {
             Call::Later(caller) => self.wait_for(Source::Caller(caller)),
             Call::Joined(session) => self.wait_for(Source::Program(session)),
             // The advice thread runs as long as the manager.
-            Call::Asked(link, session, advise) => drop(self.advice.send((link, session, advise))),
-            Call::Unmanaged(tenant, pid, why) => unmanaged::report(&tenant, pid, &why, self.front_pid),
+            Call::Asked(link, session, advise, ticket) => drop(self.advice.send((link, session, advise, ticket))),
+            Call::Unmanaged(tenant, process, why) => {
+                unmanaged::report(&tenant, process.as_ref(), &why, self.front_pid);
+            }
             Call::Over => {}
         }
     }

@@ -29,7 +29,7 @@ use uzswap_proto::{Advise, GREETING_WORDS, Hello, Job, called, greeting, kind, s
 use uzswap_vm::pager::Pager;
 use uzswap_vm::range::Range;
 use uzswap_vm::space::{Space, Worker};
-use uzswap_vm::sys::link::{Link, Received, is_pidfd, is_userfaultfd};
+use uzswap_vm::sys::link::{Link, Received, is_pidfd, is_userfaultfd, peer_handle};
 use uzswap_vm::sys::process::{Kinship, Memory, Pagemap, PidFd, children, share_memory};
 use uzswap_vm::sys::threads::Threads;
 use uzswap_vm::sys::uffd::Uffd;
@@ -37,8 +37,10 @@ use uzswap_vm::visit::Visit;
 
 use crate::charge::Charge;
 use crate::control::GroupId;
+use crate::descriptors;
 use crate::groups::Groups;
 use crate::jobs::{Jobs, Tenant};
+use crate::quota::{Quota, Ticket};
 
 /// How far up a process's ancestors are looked at.
 const MOST_ANCESTORS: usize = 64;
@@ -175,14 +177,14 @@ impl Session {
 pub enum Caller {
     /// Has said nothing yet.
     Silent(Link),
-    /// Has given the token of a job, and been greeted.
-    Greeted(Arc<Tenant>, Link),
+    /// Has given the token of a job, and been greeted. The manager's own job has as many as it likes.
+    Greeted(Arc<Tenant>, Link, Option<Ticket>),
 }
 
 impl AsRawFd for Caller {
     fn as_raw_fd(&self) -> i32 {
         match self {
-            Caller::Silent(link) | Caller::Greeted(_, link) => link.as_raw_fd(),
+            Caller::Silent(link) | Caller::Greeted(_, link, _) => link.as_raw_fd(),
         }
     }
 }
@@ -195,9 +197,9 @@ pub enum Call {
     /// A process has come under management.
     Joined(Arc<Session>),
     /// A process asks something of its memory and waits for the answer.
-    Asked(Link, Arc<Session>, Advise),
-    /// A process of a job cannot be managed, for this reason.
-    Unmanaged(Arc<Tenant>, i32, String),
+    Asked(Link, Arc<Session>, Advise, Option<Ticket>),
+    /// A process of a job cannot be managed, for this reason. It is proven to be of the job, or not named.
+    Unmanaged(Arc<Tenant>, Option<PidFd>, String),
     /// Nothing more to do.
     Over,
 }
@@ -215,6 +217,10 @@ pub struct Sessions {
     released: AtomicBool,
     /// The last session that was looked at by a sweep.
     swept: AtomicU64,
+    /// Connections that have been greeted, and have not introduced themselves.
+    greeted: Arc<Quota>,
+    /// Connections that wait for a hint to be followed.
+    asking: Arc<Quota>,
 }
 
 #[derive(Debug, Default)]
@@ -232,7 +238,20 @@ impl Sessions {
         let device = File::options().read(true).write(true).open("/dev/userfaultfd").ok();
         let greeting = greeting(agent.as_os_str().as_bytes());
         let (list, released, swept) = (RwLock::default(), AtomicBool::new(false), AtomicU64::new(0));
-        Sessions { jobs, greeting, device, pager, groups, list, released, swept }
+        let [greeted, asking] = [(); 2].map(|()| Quota::of_connections(descriptors::limit()));
+        Sessions { jobs, greeting, device, pager, groups, list, released, swept, greeted, asking }
+    }
+
+    /// As [`Sessions::new`], with so many connections of a user that are greeted at once.
+    #[cfg(any(test, feature = "fuzzing"))]
+    pub fn with_quota(jobs: Arc<Jobs>, agent: &Path, pager: Arc<Pager>, groups: Arc<Groups>, most: usize) -> Sessions {
+        Sessions { greeted: Quota::new(most), device: None, ..Sessions::new(jobs, agent, pager, groups) }
+    }
+
+    /// Connections of all users that are greeted.
+    #[cfg(any(test, feature = "fuzzing"))]
+    pub fn greeted_now(&self) -> usize {
+        self.greeted.count()
     }
 
     /// Every session.
@@ -253,7 +272,7 @@ impl Sessions {
 
     /// The processes of a job that are under management.
     pub fn pids_of(&self, job: Job) -> Vec<i32> {
-        self.of_job(job).iter().map(|session| session.pid).collect()
+        self.of_job(job).iter().filter(|session| !session.pidfd.has_ended()).map(|session| session.pid).collect()
     }
 
     /// Returns the session of process `pid`.
@@ -294,9 +313,9 @@ impl Sessions {
                 Ok(None) => Call::Later(Caller::Silent(link)),
                 Err(_) => Call::Over,
             },
-            Caller::Greeted(tenant, link) => match link.receive(Duration::ZERO) {
+            Caller::Greeted(tenant, link, ticket) => match link.receive(Duration::ZERO) {
                 Ok(Some(received)) => self.introduction(tenant, link, received),
-                Ok(None) => Call::Later(Caller::Greeted(tenant, link)),
+                Ok(None) => Call::Later(Caller::Greeted(tenant, link, ticket)),
                 Err(_) => Call::Over,
             },
         }
@@ -308,16 +327,21 @@ impl Sessions {
                 let _ = link.send(&[kind::RELEASE], None);
                 return Call::Over;
             }
+            // A worker that is not greeted lets its program run unmanaged.
+            let Ok(ticket) = counted(&tenant, &self.greeted) else { return Call::Over };
             let device = self.device.as_ref().map(AsRawFd::as_raw_fd);
             return match link.send(&self.greeting, device) {
-                Ok(()) => Call::Later(Caller::Greeted(tenant, link)),
+                Ok(()) => Call::Later(Caller::Greeted(tenant, link, ticket)),
                 Err(_) => Call::Over,
             };
         }
         let Some(advise) = Advise::decode(&received.words) else { return Call::Over };
         let session = link.peer().ok().and_then(|peer| self.list.read().by_pid.get(&peer).cloned());
         let session = session.filter(|session| session.tenant.job.token == advise.token);
-        session.map_or(Call::Over, |session| Call::Asked(link, session, advise))
+        let Some(session) = session else { return Call::Over };
+        // A hint that is not followed is only a hint.
+        let Ok(ticket) = counted(&session.tenant, &self.asking) else { return Call::Over };
+        Call::Asked(link, session, advise, ticket)
     }
 
     /// What a worker says of itself: HELLO, or FAILED.
@@ -327,17 +351,18 @@ impl Sessions {
                 .filter(Hello::is_sound)
                 .map_or(Call::Over, |hello| self.hello(tenant, link, hello, received));
         };
-        let Ok(worker) = link.peer() else { return Call::Over };
-        // The program is killed for it, if its job says so (--require): only a process that the worker shares its memory with.
-        let program = std::mem::take(&mut received.descriptors).into_iter().next();
-        let program = program.filter(is_pidfd).and_then(|fd| PidFd::from(fd).pid());
-        let program = program.filter(|&pid| share_memory(pid, worker).unwrap_or(false) && is_of(&tenant, pid));
+        let program = std::mem::take(&mut received.descriptors).into_iter().next().filter(is_pidfd).map(PidFd::from);
+        let worker = peer_handle(&link).ok();
+        let alike = |one: &PidFd, other: &PidFd| share_memory(one.pid()?, other.pid()?).ok();
+        let program =
+            program.filter(|program| worker.as_ref().and_then(|worker| alike(program, worker)).unwrap_or(false));
+        let process = [program, worker].into_iter().flatten().find_map(|process| proven(&tenant, process));
         let what = match step {
             step::USERFAULTFD => "userfaultfd",
             _ => "pidfd_open",
         };
         let error = std::io::Error::from_raw_os_error(errno as i32);
-        Call::Unmanaged(tenant, program.unwrap_or(worker), format!("{what}: {error}"))
+        Call::Unmanaged(tenant, process, format!("{what}: {error}"))
     }
 
     fn hello(&self, tenant: Arc<Tenant>, link: Link, hello: Hello, mut received: Received) -> Call {
@@ -352,7 +377,8 @@ impl Sessions {
         let Some(pid) = pidfd.pid() else { return Call::Over };
         if tenant.owner.is_shunned() {
             let _ = link.send(&[kind::EXIT], None);
-            return Call::Unmanaged(tenant, pid, "processes of its user hold up threads of the manager".to_owned());
+            let process = proven(&tenant, pidfd);
+            return Call::Unmanaged(tenant, process, "processes of its user hold up threads of the manager".to_owned());
         }
         let _visit = Visit::of_process(pid, &tenant.owner);
         // The memory is opened last: what was opened before it may be of an earlier one, but never of a later one.
@@ -364,7 +390,8 @@ impl Sessions {
                 // Not a worker yet that says goodbye by itself.
                 let _ = link.send(&[kind::EXIT], None);
                 let text = format!("/proc/PID/mem and /proc/PID/pagemap: {error}");
-                return Call::Unmanaged(tenant, worker_pid, text);
+                let process = peer_handle(&link).ok().and_then(|worker| proven(&tenant, worker));
+                return Call::Unmanaged(tenant, process, text);
             }
         };
         let worker = Worker { link, pid: worker_pid, program: pid, memory, pagemap, hello, trash: trash.into() };
@@ -381,7 +408,10 @@ impl Sessions {
             Ok(space) => space,
             // A worker that lies.
             Err(error) if error.kind() == std::io::ErrorKind::PermissionDenied => return Call::Over,
-            Err(error) => return Call::Unmanaged(tenant, pid, error.to_string()),
+            Err(error) => {
+                let process = proven(&tenant, pidfd);
+                return Call::Unmanaged(tenant, process, error.to_string());
+            }
         };
         // A handle on another's process would have that one pay, be moved and be killed in place of its own.
         let is_its_own = space.worker().is_some_and(|worker| worker.memory.is_of(pid).unwrap_or(false));
@@ -532,9 +562,24 @@ impl Sessions {
 }
 
 /// Whether a process is of a job: it descends from its front, which adopts orphans.
-fn is_of(tenant: &Tenant, pid: i32) -> bool {
+pub fn is_of(tenant: &Tenant, pid: i32) -> bool {
     // Between two looks a parent may end.
-    (0..3).any(|_| ancestors(pid).skip(1).any(|pid| pid == tenant.front_pid))
+    (0..3).any(|_| ancestors(pid).skip(1).any(|pid| pid == tenant.front_pid)) && tenant.has_front()
+}
+
+/// Returns the handle if its process is of the job. A client can have a handle on any process of the system, and the number of
+/// a process that has ended may be another's.
+fn proven(tenant: &Tenant, process: PidFd) -> Option<PidFd> {
+    let is = process.pid().is_some_and(|pid| is_of(tenant, pid)) && !process.has_ended();
+    is.then_some(process)
+}
+
+/// Counts a connection of a job's among those of its user, but for the manager's own job.
+///
+/// # Errors
+/// The user has too many.
+fn counted(tenant: &Tenant, quota: &Arc<Quota>) -> Result<Option<Ticket>, ()> {
+    if tenant.is_trusted() { Ok(None) } else { quota.take(tenant.uid).map(Some).ok_or(()) }
 }
 
 /// A process, its parent and so on.

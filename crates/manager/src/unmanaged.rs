@@ -23,7 +23,7 @@ use std::{fs, io};
 use parking_lot::Mutex;
 use uzswap_proto::ENV_JOB;
 use uzswap_vm::owner::Owner;
-use uzswap_vm::sys::process::{children, has_executed, share_memory};
+use uzswap_vm::sys::process::{PidFd, children, has_executed, share_memory};
 use uzswap_vm::sys::thread;
 use uzswap_vm::visit::{self, Visit};
 
@@ -33,7 +33,7 @@ use crate::executioner::{self, Manner};
 use crate::groups::Groups;
 use crate::jobs::{Jobs, Tenant};
 use crate::program::{self, Obstacle};
-use crate::sessions::Sessions;
+use crate::sessions::{Sessions, is_of};
 
 /// How often to look, and how soon at first: short jobs are looked at, too.
 const PAUSE: Duration = Duration::from_millis(400);
@@ -129,7 +129,8 @@ impl Unmanaged {
     fn look(&mut self, guard: i32) -> Vec<Holder> {
         let mut holders = Vec::new();
         let mut seen = HashMap::new();
-        for tenant in self.jobs.all().into_iter().filter(|tenant| !tenant.owner.is_shunned()) {
+        let jobs = self.jobs.all();
+        for tenant in jobs.into_iter().filter(|tenant| tenant.has_front() && !tenant.owner.is_shunned()) {
             let mut reported = false;
             let mut open = relatives(&tenant, tenant.front_pid, &tenant.charge, false);
             while let Some(relative) = open.pop() {
@@ -139,7 +140,9 @@ impl Unmanaged {
                 if is_unmanaged && !reported && (tenant.require || !tenant.warned.load(Relaxed)) {
                     reported = true;
                     let why = format!("{}, {}", reason(relative.pid), mib(holder.bytes));
-                    report(&tenant, relative.pid, &why, guard);
+                    // The number was that of a process of the job; the handle may be of a later process.
+                    let process = PidFd::open(relative.pid).ok().filter(|_| is_of(&tenant, relative.pid));
+                    report(&tenant, process.as_ref(), &why, guard);
                 }
                 if holder.bytes > 0 {
                     holders.push(holder);
@@ -215,15 +218,25 @@ impl Drop for LookAt {
 }
 
 /// Tells of a process that cannot be managed: one warning for the job, or the end of it. `guard` stands for the manager.
-pub fn report(tenant: &Tenant, pid: i32, why: &str, guard: i32) {
+///
+/// `process` is a handle on it, if it is proven to be of the job: it is killed with that. What a client merely names is not.
+pub fn report(tenant: &Tenant, process: Option<&PidFd>, why: &str, guard: i32) {
     let is_first = tenant.is_to_be_warned();
+    let name = match process.and_then(PidFd::pid) {
+        Some(pid) => format!("process {pid}"),
+        None => "a process".to_owned(),
+    };
     if tenant.require {
         if is_first {
-            tenant.tell(&format!("error: process {pid} cannot be managed ({why}), which --require forbids"));
+            tenant.tell(&format!("error: {name} cannot be managed ({why}), which --require forbids"));
         }
-        executioner::kill_aside(Manner::AtOnce, tenant.job, vec![pid], guard);
+        if let Some(process) = process {
+            // It may have ended just now.
+            let _ = process.kill(libc::SIGKILL);
+        }
+        executioner::kill_aside(Manner::AtOnce, tenant.job, Vec::new(), guard);
     } else if is_first {
-        tenant.tell(&format!("warning: process {pid} runs unmanaged: {why}; `uzswap doctor` may tell how to mend it"));
+        tenant.tell(&format!("warning: {name} runs unmanaged: {why}; `uzswap doctor` may tell how to mend it"));
     }
 }
 

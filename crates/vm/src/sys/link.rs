@@ -164,6 +164,18 @@ pub fn peer_handle(connection: &impl AsRawFd) -> io::Result<PidFd> {
     }
 }
 
+/// Two connections that are each other's end.
+#[cfg(any(test, feature = "fuzzing"))]
+pub fn pair() -> io::Result<(Link, Link)> {
+    let (kind, mut ends) = (libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC, [0; 2]);
+    // SAFETY: room for two descriptors, which are fresh.
+    let [one, other] = unsafe {
+        super::check(libc::socketpair(libc::AF_UNIX, kind, 0, ends.as_mut_ptr()))?;
+        ends.map(|end| Link(ManuallyDrop::new(OwnedFd::from_raw_fd(end))))
+    };
+    Ok((one, other))
+}
+
 /// A message received.
 #[derive(Debug, Default)]
 pub struct Received {
@@ -306,19 +318,12 @@ impl Link {
 mod tests {
     use std::io::Write;
     use std::net::{TcpListener, TcpStream};
-    use std::os::fd::OwnedFd;
     use std::time::Instant;
 
     use super::*;
 
     fn pair() -> (Link, Link) {
-        let mut ends = [0; 2];
-        // SAFETY: room for two descriptors, which are fresh.
-        let [one, other] = unsafe {
-            crate::sys::check(libc::socketpair(libc::AF_UNIX, libc::SOCK_SEQPACKET, 0, ends.as_mut_ptr())).unwrap();
-            ends.map(|end| Link(ManuallyDrop::new(OwnedFd::from_raw_fd(end))))
-        };
-        (one, other)
+        super::pair().unwrap()
     }
 
     /// A connection whose last close waits 20 seconds for a peer that does not read, and that peer.

@@ -1,0 +1,264 @@
+"""A hostile client beside the jobs of another user: wrong bytes, delays, and what the manager keeps."""
+from __future__ import annotations
+
+import mmap
+import multiprocessing
+import os
+import random
+import resource
+import signal
+import socket
+import struct
+import subprocess
+import time
+
+import harness
+from behaviour import check, unless, wait_until
+from daemon import Daemon, whole
+import hostile_client
+from attack import ADVISE, CALL, HELLO, WRITE, Intruder, areas, userfaultfd
+from hostile import VICTIM, become, delays_of, touches
+from suite import MIB, Context, complaint, need_root, test
+
+# A user that no other test runs as.
+HOSTILE = 64341
+LIMIT = 0.1
+
+
+def resident(pid: int) -> int:
+    fields = harness.read(f"/proc/{pid}/statm").split()
+    return int(fields[1]) * harness.PAGE if len(fields) > 1 else 0
+
+
+def end_user(uid: int) -> None:
+    """Kills all processes of a user."""
+    for _ in range(100):
+        pids = [pid for pid in harness.processes() if f"Uid:\t{uid}\t".encode() in harness.read(f"/proc/{pid}/status")
+                and (harness.stat_fields(pid) or [b"Z"])[0] not in (b"Z", b"X")]
+        for pid in pids:
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                pass
+        if not pids:
+            return
+        time.sleep(0.02)
+
+
+def start_clients(daemon: Daemon, seed: int, seconds: float, count: int) -> list:
+    """Starts so many clients; gives their processes, and where they tell what they did."""
+    def run(seed: int, pipe):
+        become(HOSTILE)
+        # Nothing is measured of what the machine's processors are spent on.
+        os.nice(10)
+        pipe.send(hostile_client.run(daemon.socket, seed, seconds))
+
+    clients = []
+    for number in range(count):
+        ours, theirs = multiprocessing.Pipe()
+        process = multiprocessing.get_context("fork").Process(target=run, args=[seed + number, theirs])
+        process.start()
+        theirs.close()
+        clients.append((process, ours))
+    return clients
+
+
+def told(client) -> dict:
+    """What a client did."""
+    process, pipe = client
+    try:
+        return pipe.recv() if pipe.poll(60) else {}
+    except EOFError:
+        return {}
+
+
+@test("hostile-random", 240)
+def random_clients(context: Context, test):
+    """Clients that send anything, at random: another user's job keeps its bytes and its pace, and nothing is left when they end."""
+    need_root()
+    seed, seconds = random.randrange(1 << 30), context.size(10, 120)
+    daemon = Daemon(context, "--socket-mode", "0666")
+    os.chmod(os.path.dirname(daemon.socket), 0o755)
+    manager = daemon.manager()
+    good = daemon.memory("--cgroup", "good", "--memory-max", "32M")
+    first = touches(good, 64)
+    before, size = harness.descriptors(manager), resident(manager)
+    clients = start_clients(daemon, seed, seconds, 2)
+    rounds, delays, slowest, end = 0, [], 0.0, time.monotonic() + seconds
+    while time.monotonic() < end - 2:
+        start = time.monotonic()
+        if not touches(good, 1):
+            break
+        slowest = max(slowest, time.monotonic() - start)
+        rounds += 1
+        delays += delays_of(daemon, VICTIM + 2, 1.5)
+    joined = daemon.run(["true"], "--memory-max", "32M", "--quiet", "--require")
+    did = [told(client) for client in clients]
+    end_user(HOSTILE)
+    for process, _ in clients:
+        process.join()
+    # What lingers is closed within some seconds.
+    settled = wait_until(lambda: harness.descriptors(manager) <= before + 8, 15)
+    left, grown = harness.descriptors(manager), (resident(manager) - size) // MIB
+    p99 = sorted(delays)[len(delays) * 99 // 100] if delays else 99
+    yield check(f"hostile-random: seed {seed}: {rounds} rounds, {len(delays)} requests, p99 {p99 * 1000:.1f} ms",
+                unless(first and rounds > 1, f"the job was held up after {rounds} rounds"), unless(slowest < 5, f"one round took {slowest:.1f} s"),
+                unless(p99 < LIMIT, f"the slowest took {max(delays, default=99):.2f} s"), unless(joined.status == 0, f"another job: {complaint(joined)}"))
+    yield check("hostile-random: the clients did what they could", unless(all(one.get("lies") for one in did), f"{did}"))
+    yield check("hostile-random: nothing is left", unless(settled, f"{before} descriptors before, {left} after"), unless(grown < 64, f"the manager has grown by {grown} MiB"))
+    yield check("hostile-random: the job is whole", whole(good.end()))
+    outcome = daemon.end()
+    yield check("hostile-random: the daemon ends", unless(outcome.status == 0, complaint(outcome)), unless("panicked" not in outcome.stderr, outcome.stderr[-300:]),
+                *daemon.is_gone())
+    if context.full:
+        print(*did, sep="\n")
+
+
+@test("event-storm", 120)
+def event_storm(context: Context, test):
+    """Threads that discard memory without a pause hold up no job of another user."""
+    need_root()
+    daemon = Daemon(context, "--socket-mode", "0666")
+    os.chmod(os.path.dirname(daemon.socket), 0o755)
+    good = daemon.memory("--memory-max", "32M")
+    first = touches(good, 64)
+    seconds = context.size(10, 60)
+    modes = ("discard", "discard", "discard", "discard", "remap", "unmap")
+    storms = [daemon.start(["nice", "-n", "10", context.program("eventstorm"), mode, "50", str(seconds)], "--cgroup", f"storm-{number}", "--memory-max", "16M",
+                           "--quiet") for number, mode in enumerate(modes)]
+    # All of their memory is watched by then. Reclaim has no part in this: it waits for the locks of their address spaces.
+    time.sleep(2)
+    for number in range(len(modes)):
+        daemon.ask("set", f"cgroup/storm-{number}/memory.max", "max")
+    start = time.monotonic()
+    touched = touches(good, 4)
+    took = time.monotonic() - start
+    outcomes = [storm.wait(seconds + 60) for storm in storms]
+    yield check(f"event-storm: 4 MiB took {took:.1f} s", unless(first and touched and took < 5, "another job was held up"), whole(good.end()))
+    # One that never stands still is killed rather than wrong.
+    yield check("event-storm: the storms are right", *(unless(outcome.status in (0, 137) and "MISMATCH" not in outcome.stderr and not outcome.hang, complaint(outcome))
+                                                       for outcome in outcomes))
+    outcome = daemon.end()
+    yield check("event-storm: the daemon ends", unless(outcome.status == 0, complaint(outcome)), *daemon.is_gone())
+
+
+def floods(daemon: Daemon, how: str, count: int) -> None:
+    """Keeps so many connections of a job: greeted ones that say no more, or hints whose answers are not waited for."""
+    resource.setrlimit(resource.RLIMIT_NOFILE, (2 * count + 100, 2 * count + 100))
+    become(HOSTILE)
+    intruder, kept = Intruder(daemon), []
+    end = time.monotonic() + 60
+    while time.monotonic() < end:
+        if len(kept) == count:
+            time.sleep(0.1)
+            continue
+        link = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK)
+        try:
+            link.connect(b"\0uzswap-" + intruder.name)
+            link.send(struct.pack("=3Q", CALL, 6, intruder.token) if how == "greeted" else
+                      struct.pack("=6Q", ADVISE, 6, intruder.token, 0, 0, 1 << 40))
+            kept.append(link)
+        except OSError:
+            link.close()
+            time.sleep(0.001)
+
+
+@test("hostile-connections", 120)
+def connections(context: Context, test):
+    """However many connections of a job are greeted and say no more, other users' jobs begin and fork."""
+    need_root()
+    daemon = Daemon(context, "--socket-mode", "0666", prefix=["prlimit", "--nofile=1024:1024"])
+    os.chmod(os.path.dirname(daemon.socket), 0o755)
+    manager, before = daemon.manager(), harness.descriptors(daemon.manager())
+    client = multiprocessing.get_context("fork").Process(target=floods, args=[daemon, "greeted", 2000])
+    client.start()
+    time.sleep(3)
+    most = harness.descriptors(manager)
+    outcome = daemon.run(["sh", "-c", "true; true & wait"], "--memory-max", "32M", "--quiet", "--require", timeout=20)
+    end_user(HOSTILE)
+    client.join()
+    yield check(f"hostile-connections: {before} descriptors before, {most} at most", unless(outcome.status == 0, f"another job: {complaint(outcome)}"),
+                unless(most < before + 512, f"{most} descriptors"))
+    settled = wait_until(lambda: harness.descriptors(manager) <= before + 8, 10)
+    yield check("hostile-connections: nothing is left", unless(settled, f"{harness.descriptors(manager)} descriptors"))
+    outcome = daemon.end()
+    yield check("hostile-connections: the daemon ends", unless(outcome.status == 0, complaint(outcome)), *daemon.is_gone())
+
+
+@test("no-descriptors", 60)
+def no_descriptors(context: Context, test):
+    """A manager without descriptors for the memory of forked children: no child runs on with zeros in the place of what it has inherited."""
+    for number in range(context.size(4, 40)):
+        job = context.start([context.program("forkcrowd"), "24", "8", "6"], "--memory-max", "16M", "--quiet")
+        found = wait_until(lambda: job.manager() is not None, 10)
+        time.sleep(0.3)
+        if found and (manager := job.manager()):
+            used = max((int(fd) for fd in os.listdir(f"/proc/{manager}/fd")), default=0)
+            subprocess.run(["prlimit", f"--pid={manager}", f"--nofile={used + 1 + number % 4}"], check=False)
+        outcome = job.wait(test.seconds)
+        result = check("no-descriptors", unless(found, "no manager"), outcome.hang, unless("MISMATCH" not in outcome.stderr, f"wrong bytes: {outcome.stderr[:300]}"),
+                       unless(job.gone_within(5), "processes were left"))
+        if not result.ok:
+            break
+    yield result
+
+
+def never_answers(daemon: Daemon) -> None:
+    """A session in a small group whose worker obeys no request, and whose program wants more than it may have."""
+    intruder = Intruder(daemon)
+    intruder.ask(WRITE, intruder.group + b"/memory.max", b"4M", daemon.connect())
+    link, device = intruder.call()
+    memory, words = areas()
+    descriptors = [userfaultfd(device, False), userfaultfd(device, False), os.pidfd_open(os.getpid())]
+    socket.send_fds(link, [struct.pack("=9Q", HELLO, 0, 0, 0, *words)], descriptors)
+    link.recv(4096)
+    more = mmap.mmap(-1, 32 << 20, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    for page in range(0, 32 << 20, 4096):
+        more[page] = 1
+    time.sleep(100)
+
+
+def crowd_that_never_answers(daemon: Daemon, seconds: float) -> None:
+    """Many such sessions; each ends after a second or two, and another takes its place."""
+    become(HOSTILE)
+    os.nice(10)
+    children: dict[int, float] = {}
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        while len(children) < 40:
+            pid = os.fork()
+            if pid == 0:
+                try:
+                    never_answers(daemon)
+                finally:
+                    os._exit(0)
+            children[pid] = time.monotonic() + random.uniform(1, 2)
+        for pid, due in list(children.items()):
+            if os.waitpid(pid, os.WNOHANG)[0]:
+                del children[pid]
+            elif time.monotonic() > due:
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(0.01)
+
+
+@test("silent-workers", 120)
+def silent_workers(context: Context, test):
+    """Workers that never answer do not keep reclaim from other users' jobs."""
+    need_root()
+    daemon = Daemon(context, "--socket-mode", "0666")
+    os.chmod(os.path.dirname(daemon.socket), 0o755)
+    good = daemon.memory("--memory-max", "32M")
+    first = touches(good, 64)
+    seconds = context.size(10, 60)
+    client = multiprocessing.get_context("fork").Process(target=crowd_that_never_answers, args=[daemon, seconds])
+    client.start()
+    time.sleep(3)
+    start = time.monotonic()
+    touched = touches(good, 8)
+    took = time.monotonic() - start
+    client.join(seconds)
+    end_user(HOSTILE)
+    client.join()
+    yield check(f"silent-workers: 8 MiB took {took:.1f} s", unless(first and touched and took < 5, "another job was held up"), whole(good.end()))
+    outcome = daemon.end()
+    yield check("silent-workers: the daemon ends", unless(outcome.status == 0, complaint(outcome)), *daemon.is_gone())
