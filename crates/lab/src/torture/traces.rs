@@ -71,11 +71,15 @@ pub(crate) fn what_they_do(processes: &[Traced]) -> String {
     report
 }
 
-/// Returns what the descriptors of a process are of, in order, but for those of io_uring: a thread may come to have one at any time.
+/// Returns what the descriptors of a process are of, in order, but for those that a manager may come to have at any time: io_urings of
+/// its threads, and the kernel's word on pressure once there is a pool.
 pub(crate) fn descriptors(id: u32) -> Vec<String> {
     let links = fs::read_dir(format!("/proc/{id}/fd")).into_iter().flatten().flatten();
     let targets = links.filter_map(|link| Some(fs::read_link(link.path()).ok()?.to_string_lossy().into_owned()));
-    let mut targets: Vec<String> = targets.filter(|target| target != "anon_inode:[io_uring]").collect();
+    let is_counted = |target: &String| {
+        target != "anon_inode:[io_uring]" && !target.ends_with("/memory.pressure") && target != "/proc/pressure/memory"
+    };
+    let mut targets: Vec<String> = targets.filter(is_counted).collect();
     targets.sort_unstable();
     targets
 }
