@@ -417,3 +417,31 @@ def hostile(context: Context, test):
     yield check("daemon-hostile: the good job is whole", whole(job.end()))
     outcome = daemon.end()
     yield check("daemon-hostile: ends", unless(outcome.status == 0, complaint(outcome)), *daemon.is_gone())
+
+
+@test("daemon-thaw", 60)
+def thaw(context: Context, test):
+    """A program that was frozen in a group that is not its job's own goes on with its front, however soon it is thawed."""
+    daemon = Daemon(context, "--memory-max", "128M")
+    daemon.ask("mkdir", "other")
+    job = daemon.memory()
+    job.touch(8)
+    pid = next(int(line) for group in daemon.groups() for line in daemon.get(f"cgroup/{group}/cgroup.procs").split())
+    home = next(group for group in daemon.groups() if str(pid) in daemon.get(f"cgroup/{group}/cgroup.procs").split())
+    state = lambda: (harness.stat_fields(job.job.process.pid) or [b"?"])[0]
+    problems = []
+    for pause in (0, 0.01, 0.3, 0.3):
+        move = daemon.ask("set", "cgroup/other/cgroup.procs", str(pid))
+        daemon.ask("set", "cgroup/other/cgroup.freeze", "1")
+        time.sleep(pause)
+        daemon.ask("set", "cgroup/other/cgroup.freeze", "0")
+        runs = job.touch(4, 5)
+        problems.append(unless(move.returncode == 0 and runs and wait_until(lambda: state() != b"T", 2), f"after {pause} s: {runs}, the front is {state()!r}"))
+    # Out of a frozen group.
+    daemon.ask("set", "cgroup/other/cgroup.freeze", "1")
+    time.sleep(0.3)
+    daemon.ask("set", f"cgroup/{home}/cgroup.procs", str(pid))
+    problems.append(unless(job.touch(4, 5) and wait_until(lambda: state() != b"T", 2), f"moved out of it: the front is {state()!r}"))
+    outcome = job.end()
+    yield check("daemon-thaw: programs and fronts go on", *problems, unless(outcome.status == 0, complaint(outcome)))
+    daemon.end()

@@ -106,6 +106,12 @@ pub fn go_on(pid: i32) -> std::io::Result<()> {
     job::kill(pid, libc::SIGCONT)
 }
 
+/// Whether a process is stopped by a signal.
+pub fn is_stopped(pid: i32) -> bool {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    status.lines().any(|line| line.starts_with("State:\tT "))
+}
+
 /// The processes that descend from `front`, itself not included.
 pub fn descendants(front: i32) -> Vec<i32> {
     let processes = processes();

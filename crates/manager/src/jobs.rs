@@ -91,12 +91,14 @@ impl Tenant {
     }
 
     /// Lets its front go on, if that has stopped.
-    pub fn let_front_go_on(&self) {
-        // It may have ended just now.
-        let _ = match &self.front {
+    ///
+    /// # Errors
+    /// The front has ended.
+    pub fn let_front_go_on(&self) -> io::Result<()> {
+        match &self.front {
             Some(front) => front.kill(libc::SIGCONT),
             None => executioner::go_on(self.front_pid),
-        };
+        }
     }
 
     /// Whether what its processes say of themselves may be believed: it has not joined, but is the manager's own job.

@@ -15,7 +15,7 @@ use crate::agent_file::PREFIX as AGENT_PREFIX;
 use crate::charge::{Charge, EXHAUSTED_PAUSE, Events};
 use crate::control::{Error, Figures, GroupId, Limit, Machine, Parameter, Parameters};
 use crate::executioner::{self, Manner};
-use crate::jobs::Jobs;
+use crate::jobs::{Jobs, Tenant};
 use crate::reclaim::Taker;
 use crate::sessions::{Session, Sessions};
 use crate::shrink::ShrinkWorker;
@@ -104,6 +104,32 @@ impl JobMachine {
         }
     }
 
+    /// Lets the fronts of these jobs go on after programs of theirs in the group of `charge` have been continued.
+    ///
+    /// A front stops when its program is stopped, as a shell expects of it. It may hear of that late, and stop when its program runs
+    /// again: so it is looked at for a second, unless the group is frozen again.
+    fn let_fronts_go_on(&self, charge: &Arc<Charge>, tenants: Vec<Arc<Tenant>>) {
+        const LOOKS: u32 = 50;
+        let stopped: Vec<Arc<Tenant>> = tenants.into_iter().filter(|tenant| tenant.let_front_go_on().is_ok()).collect();
+        let (charge, jobs) = (charge.clone(), self.jobs.clone());
+        let look = move || {
+            for _ in 0..LOOKS {
+                std::thread::sleep(Duration::from_millis(20));
+                for tenant in stopped.iter().filter(|tenant| jobs.get(tenant.job.token).is_some()) {
+                    if is_frozen(&charge) {
+                        return;
+                    }
+                    if executioner::is_stopped(tenant.front_pid) {
+                        // It may have ended just now.
+                        let _ = tenant.let_front_go_on();
+                    }
+                }
+            }
+        };
+        // Without a thread, they have gone on once.
+        let _ = std::thread::Builder::new().name("thaw".to_owned()).spawn(look);
+    }
+
     /// Writes back so many bytes of a group's pool, but for what is protected below it; gives how many.
     fn shrink_pool(&self, charge: &Charge, bytes: u64) -> u64 {
         let mut freed = 0;
@@ -122,6 +148,11 @@ impl JobMachine {
         self.engine.set_max_pool_bytes(pool_cap(&config, self.config.swap != SwapConfig::None));
         self.shrink_worker.set_cap(pool_cap(&config, true));
     }
+}
+
+/// Whether a group, or one above it, is frozen.
+fn is_frozen(charge: &Charge) -> bool {
+    charge.path().any(|charge| charge.frozen.load(Relaxed))
 }
 
 /// Whether a process has the agent in its memory. False once it is gone.
@@ -227,8 +258,12 @@ impl Machine for JobMachine {
 
     fn move_process(&self, pid: i32, group: GroupId) -> Result<(), Error> {
         let charge = self.charge(group)?;
+        let was_frozen = self.sessions.of_pid(pid).is_some_and(|session| is_frozen(&session.charge()));
         if !self.sessions.move_process(pid, &charge) {
             return Err(Error::NoProcess);
+        }
+        if let Some(session) = self.sessions.of_pid(pid).filter(|_| was_frozen && !is_frozen(&charge)) {
+            self.let_fronts_go_on(&charge, vec![session.tenant.clone()]);
         }
         self.bring_below_limits(pid, &charge);
         Ok(())
@@ -243,10 +278,11 @@ impl Machine for JobMachine {
         charge.frozen.store(frozen, Relaxed);
         self.below(group).iter().for_each(|session| session.stop_or_go_on());
         if !frozen {
-            // If the program itself was stopped, so has the front, as a shell expects of it.
-            for tenant in self.jobs.all().iter().filter(|tenant| tenant.charge.is_below(group)) {
-                tenant.let_front_go_on();
-            }
+            let sessions = self.below(group);
+            let holds = |tenant: &Tenant| {
+                tenant.charge.is_below(group) || sessions.iter().any(|session| session.tenant.job == tenant.job)
+            };
+            self.let_fronts_go_on(&charge, self.jobs.all().into_iter().filter(|tenant| holds(tenant)).collect());
         }
         Ok(())
     }
