@@ -66,6 +66,11 @@ impl Brake {
         lead
     }
 
+    /// Whether a thread is about to be let go that has to be looked at once more for that.
+    pub fn lets_go(&self) -> bool {
+        !self.free.is_empty()
+    }
+
     /// Lets go those who need not be held any longer: not all at once, if `lead` bytes could be too much.
     fn let_go(&mut self, sessions: &Sizes, lead: u64) {
         let living: HashMap<u64, &Arc<Session>> = sessions.iter().map(|(session, _)| (session.id, session)).collect();

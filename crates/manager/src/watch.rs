@@ -41,6 +41,9 @@ const STALE: Duration = Duration::from_secs(5);
 /// A look that comes within this time is not late: what is touched till then is what the margin below a limit is for.
 const IN_TIME: Duration = Duration::from_micros(500);
 
+/// How soon to look again at threads that are about to be let go.
+const LETTING_GO: Duration = Duration::from_millis(2);
+
 /// Processes with their resident anonymous bytes, largest first.
 pub type Sizes = Vec<(Arc<Session>, u64)>;
 
@@ -130,7 +133,8 @@ impl Watch {
             late = (rest + looking).saturating_sub(IN_TIME);
             // Otherwise the descriptors of a process that ends stay open for as long as this thread waits.
             drop(sessions);
-            rung = self.groups.watch_bell.wait(self.groups.pause(lead).max(rest));
+            let pause = self.groups.pause(lead).max(rest);
+            rung = self.groups.watch_bell.wait(if brake.lets_go() { pause.min(LETTING_GO.max(rest)) } else { pause });
         }
     }
 

@@ -5,6 +5,7 @@
 //! references it was given.
 
 pub mod arena;
+mod cut_short;
 pub mod epoll;
 pub mod faults;
 pub mod file;

@@ -2,7 +2,8 @@
 //!
 //! By PTRACE_SEIZE and PTRACE_INTERRUPT: no signal is sent, nobody waits for the threads, and the kernel lets all go if the
 //! thread that holds them ends. A thread that sleeps in a system call is left alone, for it might notice (`epoll_wait`
-//! ends with EINTR); it is not the one that makes memory grow.
+//! ends with EINTR); it is not the one that makes memory grow. A thread that runs may be in a system call as well, and begin
+//! to wait there when it is interrupted: what that has cut short is repaired when it goes on (`cut_short.rs`).
 //!
 //! # Safety
 //! No call reads or writes memory of this process but the status that it is given.
@@ -10,19 +11,25 @@
 #![allow(unsafe_code)]
 
 use std::cell::Cell;
-use std::collections::HashSet;
+use std::collections::HashMap;
 use std::io;
 use std::marker::PhantomData;
+use std::time::{Duration, Instant};
 
+use super::cut_short::{self, Next, Write};
 use super::threads::Threads;
 
 /// How often to look for threads that were started meanwhile.
 const PASSES: usize = 3;
 
+/// For how long to wait for threads in the middle of a write when nobody holds them any longer.
+const PATIENCE: Duration = Duration::from_millis(100);
+
 /// Threads of one process that do not run. Only the thread that holds them can let them go, or its end.
 #[derive(Debug, Default)]
 pub struct Held {
-    threads: HashSet<i32>,
+    /// Each with the write that it has to finish before it can be let go.
+    threads: HashMap<i32, Option<Write>>,
     of_one_thread: PhantomData<*const ()>,
 }
 
@@ -44,8 +51,8 @@ impl Held {
                 break;
             }
             threads.look_through(seen, |id| {
-                if !self.threads.contains(&id) && threads.runs(id) && seize(id) {
-                    self.threads.insert(id);
+                if !self.threads.contains_key(&id) && threads.runs(id) && seize(id) {
+                    self.threads.insert(id, None);
                 }
             });
             seen = count;
@@ -59,19 +66,53 @@ impl Held {
 
     /// Lets go whoever has stopped; the others have to be let go later.
     pub fn let_go(&mut self) {
-        self.threads.retain(|&id| match stopped(id) {
-            Ok(None) => true,
-            Ok(Some(signal)) => {
-                // An error is that of a thread that was killed just now.
-                let _ = ptrace(libc::PTRACE_DETACH, id, signal);
-                false
-            }
-            Err(_) => false,
-        });
+        self.threads.retain(|&id, write| is_held_on(id, write, false));
     }
 }
 
-/// The signal that a held thread is about to take, 0 if none; `None` if it has not stopped yet; an error if it has ended.
+impl Drop for Held {
+    /// Ends the writes that are being finished: the kernel would let the threads go with the count of the last part only.
+    fn drop(&mut self) {
+        self.threads.retain(|_, write| write.is_some());
+        for &id in self.threads.keys() {
+            let _ = ptrace(libc::PTRACE_INTERRUPT, id, 0);
+        }
+        let start = Instant::now();
+        while !self.threads.is_empty() && start.elapsed() < PATIENCE {
+            self.threads.retain(|&id, write| is_held_on(id, write, true));
+            std::thread::yield_now();
+        }
+    }
+}
+
+/// Lets a thread go if it has stopped and has no write to finish, or with `at_once`; whether it is still held.
+fn is_held_on(id: i32, write: &mut Option<Write>, at_once: bool) -> bool {
+    let status = match stopped(id) {
+        Ok(Some(status)) => status,
+        Ok(None) => return true,
+        Err(_) => return false,
+    };
+    let next = match write {
+        Some(write) => write.go_on(id, status, at_once),
+        None if status >> 16 != libc::PTRACE_EVENT_STOP => Next::Detach(libc::WSTOPSIG(status)),
+        // Stopped by a signal: to let it run would end that.
+        None if libc::WSTOPSIG(status) != libc::SIGTRAP => Next::Detach(0),
+        None => {
+            *write = cut_short::repair(id);
+            if write.is_some() { Next::ToCall(0) } else { Next::Detach(0) }
+        }
+    };
+    // An error is that of a thread that was killed just now.
+    match next {
+        Next::Detach(signal) => {
+            let _ = ptrace(libc::PTRACE_DETACH, id, signal);
+            false
+        }
+        Next::ToCall(signal) => ptrace(libc::PTRACE_SYSCALL, id, signal).is_ok(),
+    }
+}
+
+/// The status with which a held thread has stopped; `None` if it has not yet; an error if it has ended.
 fn stopped(id: i32) -> io::Result<Option<i32>> {
     let mut status = 0;
     // SAFETY: the status is ours.
@@ -82,8 +123,7 @@ fn stopped(id: i32) -> io::Result<Option<i32>> {
     if !libc::WIFSTOPPED(status) {
         return Err(io::ErrorKind::NotFound.into());
     }
-    let interrupted = status >> 16 == libc::PTRACE_EVENT_STOP;
-    Ok(Some(if interrupted { 0 } else { libc::WSTOPSIG(status) }))
+    Ok(Some(status))
 }
 
 thread_local! {
@@ -94,7 +134,9 @@ thread_local! {
 fn seize(id: i32) -> bool {
     SEIZES.set(true);
     // A thread that was seized but not interrupted has ended.
-    let seized = ptrace(libc::PTRACE_SEIZE, id, 0).and_then(|()| ptrace(libc::PTRACE_INTERRUPT, id, 0)).is_ok();
+    let seized = ptrace(libc::PTRACE_SEIZE, id, libc::PTRACE_O_TRACESYSGOOD)
+        .and_then(|()| ptrace(libc::PTRACE_INTERRUPT, id, 0))
+        .is_ok();
     SEIZES.set(false);
     seized
 }
@@ -129,9 +171,9 @@ extern "C" fn end_this_thread(_: libc::c_int) {
     }
 }
 
-fn ptrace(request: libc::c_uint, id: i32, signal: i32) -> io::Result<()> {
+fn ptrace(request: libc::c_uint, id: i32, data: i32) -> io::Result<()> {
     // SAFETY: none of the requests made here has an address.
-    let result = unsafe { libc::ptrace(request, id, std::ptr::null_mut::<u8>(), signal as usize) };
+    let result = unsafe { libc::ptrace(request, id, std::ptr::null_mut::<u8>(), data as usize) };
     super::check(result as libc::c_int).map(drop)
 }
 
@@ -139,7 +181,6 @@ fn ptrace(request: libc::c_uint, id: i32, signal: i32) -> io::Result<()> {
 mod tests {
     use super::*;
     use std::process::{Child, Command, Stdio};
-    use std::time::Duration;
 
     /// A shell that is gone when the test is over, however that ends.
     struct Shell(Child);
@@ -206,6 +247,75 @@ mod tests {
         assert_eq!(shell.0.wait().expect("our child").code(), Some(7));
         let said = std::io::read_to_string(shell.0.stdout.take().expect("a pipe")).expect("text");
         assert_eq!(said, "heard\n");
+    }
+
+    /// Interrupts a Python program that waits in its system call, a few times, and gives the status with which it ends.
+    fn interrupted(script: &str, mut meanwhile: impl FnMut(&mut Child)) -> Option<i32> {
+        let mut child =
+            Command::new("python3").args(["-c", script]).stdout(Stdio::piped()).spawn().map(Shell).expect("python3");
+        let mut held = Held::default();
+        let poll = |held: &mut Held, times: u32| {
+            for _ in 0..times {
+                held.let_go();
+                std::thread::sleep(Duration::from_millis(1));
+            }
+        };
+        for _ in 0..3 {
+            // On a busy machine Python takes long to start.
+            let start = Instant::now();
+            poll(&mut held, 300);
+            while child.field(0) != "S" && start.elapsed() < Duration::from_secs(10) {
+                poll(&mut held, 100);
+            }
+            assert_eq!(child.field(0), "S", "it waits in its call");
+            if held.is_empty() {
+                assert!(seize(child.pid()));
+                held.threads.insert(child.pid(), None);
+            }
+            poll(&mut held, 20);
+            meanwhile(&mut child.0);
+        }
+        let mut pipe = child.0.stdout.take().expect("a pipe");
+        let reader = std::thread::spawn(move || std::io::copy(&mut pipe, &mut std::io::sink()));
+        while !reader.is_finished() {
+            poll(&mut held, 1);
+        }
+        child.0.wait().ok().and_then(|status| status.code())
+    }
+
+    #[test]
+    fn a_write_to_a_pipe_is_not_cut_short() {
+        let script = "import os; os._exit(0 if os.write(1, b'a' * 4194304) == 4194304 else 3)";
+        assert_eq!(interrupted(script, |_| ()), Some(0));
+        let read = |child: &mut Child| {
+            let mut some = [0; 10000];
+            let pipe = child.stdout.as_mut().expect("a pipe");
+            std::io::Read::read_exact(pipe, &mut some).expect("what it writes");
+        };
+        assert_eq!(interrupted(script, read), Some(0));
+    }
+
+    #[test]
+    fn a_signal_with_a_handler_ends_a_write_with_what_was_written() {
+        let script = "import os, signal; signal.signal(signal.SIGUSR1, lambda *_: None); \
+            signal.signal(signal.SIGCHLD, signal.SIG_IGN); \
+            n = os.write(1, b'a' * 4194304); os._exit(0 if n == 65536 else 3)";
+        let mut sent = 0;
+        let status = interrupted(script, |child| {
+            sent += 1;
+            let signal = if sent < 3 { libc::SIGCHLD } else { libc::SIGUSR1 };
+            // SAFETY: our own child.
+            assert_eq!(unsafe { libc::kill(child.id() as i32, signal) }, 0);
+        });
+        assert_eq!(status, Some(0));
+    }
+
+    #[test]
+    fn a_wait_for_events_goes_on() {
+        // Not by Python, which begins such a call again itself.
+        let script = "import ctypes, os; libc = ctypes.CDLL(None); p = libc.epoll_create1(0); \
+            os._exit(0 if libc.epoll_wait(p, ctypes.create_string_buffer(64), 1, 1200) == 0 else 3)";
+        assert_eq!(interrupted(script, |_| ()), Some(0));
     }
 
     #[test]
