@@ -18,7 +18,7 @@ import harness
 from behaviour import check, unless, wait_until
 from daemon import Daemon, whole
 from hostile import become, touches
-from suite import Context, complaint, need_root, test
+from suite import Context, PROTOCOL_VERSION, complaint, need_root, test
 
 # A user that no other test runs as.
 ATTACKER = 64331
@@ -47,7 +47,7 @@ class Intruder:
     def call(self) -> tuple[socket.socket, int]:
         """A connection that has been greeted, and the userfaultfd device."""
         link = self.link()
-        link.send(struct.pack("=3Q", CALL, 6, self.token))
+        link.send(struct.pack("=3Q", CALL, PROTOCOL_VERSION, self.token))
         _, descriptors, _, _ = socket.recv_fds(link, 4096, 4)
         return link, descriptors[0]
 

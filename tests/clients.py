@@ -18,7 +18,7 @@ from daemon import Daemon, whole
 import hostile_client
 from attack import ADVISE, CALL, HELLO, WRITE, Intruder, areas, userfaultfd
 from hostile import VICTIM, become, delays_of, touches
-from suite import MIB, Context, complaint, need_root, test
+from suite import Context, MIB, PROTOCOL_VERSION, complaint, need_root, test
 
 # A user that no other test runs as.
 HOSTILE = 64341
@@ -155,8 +155,8 @@ def floods(daemon: Daemon, how: str, count: int) -> None:
         link = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK)
         try:
             link.connect(b"\0uzswap-" + intruder.name)
-            link.send(struct.pack("=3Q", CALL, 6, intruder.token) if how == "greeted" else
-                      struct.pack("=6Q", ADVISE, 6, intruder.token, 0, 0, 1 << 40))
+            link.send(struct.pack("=3Q", CALL, PROTOCOL_VERSION, intruder.token) if how == "greeted" else
+                      struct.pack("=6Q", ADVISE, PROTOCOL_VERSION, intruder.token, 0, 0, 1 << 40))
             kept.append(link)
         except OSError:
             link.close()

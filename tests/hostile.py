@@ -21,7 +21,7 @@ import harness
 from behaviour import check, unless, wait_until
 from control import MEMORY, besiege
 from daemon import Daemon, whole
-from suite import MIB, Context, complaint, need_root, test
+from suite import Context, MIB, PROTOCOL_VERSION, complaint, need_root, test
 
 # A program that no agent can be loaded into: the manager writes a warning about it within five seconds.
 UNMANAGED = "#include <unistd.h>\nint main(void) { alarm(6); pause(); }"
@@ -335,7 +335,7 @@ class Client:
         self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.socket.settimeout(5)
         self.socket.connect(b"\0uzswap-" + self.name)
-        self.socket.send(struct.pack("=3Q", 17, 6, self.token))
+        self.socket.send(struct.pack("=3Q", 17, PROTOCOL_VERSION, self.token))
         assert self.socket.recv(4096), "the manager does not greet"
 
     def ask(self, verb: int, path: bytes, value: bytes = b"") -> bytes:

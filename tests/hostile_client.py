@@ -15,16 +15,20 @@ import fcntl
 import mmap
 import os
 import random
+import re
 import select
 import signal
 import socket
 import struct
 import sys
 import time
+from pathlib import Path
 
 PAGE = 4096
 USERFAULTFD_NEW, UFFDIO_API, UFFDIO_REGISTER = 0xAA00, 0xC018AA3F, 0xC020AA00
-VERSION, STAGING, TRASH = 6, 4096, 512
+STAGING, TRASH = 4096, 512
+VERSION = int(re.search(r"^pub const VERSION: u64 = (\d+);",
+                        (Path(__file__).resolve().parent.parent / "crates/proto/src/lib.rs").read_text(), re.MULTILINE)[1])
 CALL, HELLO, EVICT, EVICTED, DISCARD, DISCARDED, COLLAPSE, COLLAPSED, ADVISE, FAILED, GO, EXIT = 17, 2, 6, 7, 8, 9, 15, 16, 11, 13, 5, 10
 KINDS = range(0, 20)
 READ, WRITE, LIST, MAKE, REMOVE, LOOK, JOIN, STATS = range(1, 9)

@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import tempfile
@@ -13,6 +14,9 @@ from typing import Callable, Iterator
 import harness
 
 PROGRAMS = Path(__file__).resolve().parent / "programs"
+
+# Of the messages between workers and the manager: a client that has it wrong is refused before it does any harm.
+PROTOCOL_VERSION = int(re.search(r"^pub const VERSION: u64 = (\d+);", (PROGRAMS.parent.parent / "crates/proto/src/lib.rs").read_text(), re.M)[1])
 MIB = 1 << 20
 
 
@@ -77,7 +81,7 @@ class Context:
         """The C program of that name, built once."""
         built = self.root / "-".join([name, *(flag.strip("-") for flag in flags)])
         if not built.exists():
-            subprocess.run(["gcc", "-O2", "-Wall", "-Wextra", "-pthread", *flags, "-o", built, PROGRAMS / f"{name}.c"],
+            subprocess.run(["gcc", "-O2", "-Wall", "-Wextra", "-pthread", f"-DPROTOCOL_VERSION={PROTOCOL_VERSION}", *flags, "-o", built, PROGRAMS / f"{name}.c"],
                            check=True, timeout=120)
         return built
 

@@ -29,7 +29,7 @@
 #include "check.h"
 
 enum { GREETING = 1, HELLO = 2, MAIN = 4, GO = 5, EXIT = 10, CALL = 17 };
-enum { VERSION = 6, STAGING_PAGES = 4096, TRASH_PAGES = 512 };
+enum { VERSION = PROTOCOL_VERSION, STAGING_PAGES = 4096, TRASH_PAGES = 512 };
 
 struct areas {
 	char *region;

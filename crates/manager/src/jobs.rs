@@ -36,7 +36,7 @@ pub struct Tenant {
     front: Option<PidFd>,
     /// The user who did.
     pub uid: u32,
-    /// The same user, as far as its processes may cost those of others.
+    /// The same job, as far as its processes may cost those of others.
     pub owner: Arc<Owner>,
     /// Where its processes begin.
     pub charge: Arc<Charge>,
@@ -177,16 +177,17 @@ impl Jobs {
         Jobs { name, list: RwLock::default(), owners: Mutex::default() }
     }
 
-    /// The user `uid` as the owner of jobs that have joined.
+    /// A job of user `uid` that has joined, as the owner of its processes.
     pub fn owner(&self, uid: u32) -> Arc<Owner> {
         let mut owners = self.owners.lock();
         owners.retain(|_, owner| owner.strong_count() > 0);
         let known = owners.get(&uid).and_then(Weak::upgrade);
-        known.unwrap_or_else(|| {
-            let owner = Arc::new(Owner::new(false));
-            owners.insert(uid, Arc::downgrade(&owner));
-            owner
-        })
+        let user = known.unwrap_or_else(|| {
+            let user = Arc::new(Owner::user());
+            owners.insert(uid, Arc::downgrade(&user));
+            user
+        });
+        Arc::new(Owner::job_of(user))
     }
 
     /// The job of that token.

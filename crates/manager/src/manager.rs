@@ -241,7 +241,7 @@ impl Manager {
             Serves::Job { job, warned, server } => {
                 let spared = [Some(own), server].into_iter().flatten().collect();
                 let owner = Peer { pid: front_pid, uid: rustix::process::geteuid().as_raw() };
-                let trusted = Arc::new(Owner::new(true));
+                let trusted = Arc::new(Owner::trusted());
                 let mut tenant = Tenant::new(job, owner, trusted, groups.root(), None, spared);
                 tenant.require = config.require;
                 tenant.warned.store(warned, Relaxed);

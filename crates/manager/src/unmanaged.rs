@@ -443,7 +443,7 @@ mod tests {
             )),
             Arc::default(),
         );
-        let holder = |bytes| Holder { pid: own, owner: Arc::new(Owner::new(true)), charge: groups.root(), bytes };
+        let holder = |bytes| Holder { pid: own, owner: Arc::new(Owner::trusted()), charge: groups.root(), bytes };
         let mut parts = Parts::new();
         let all = |bytes| Amount { estimated: bytes, measured: bytes };
         assert_eq!(

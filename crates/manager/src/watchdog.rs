@@ -4,9 +4,9 @@
 //! it then does not return. See [`uzswap_vm::visit`] for how that is noticed and why it harms no other process:
 //!
 //! 1. Every [`PAUSE`] all visits are compared with what they were. One that has made no step for [`STUCK`], in a thread that does
-//!    not run, has taken its thread out of service.
-//! 2. Its address space is blocked, and its owner has one more that is: at some number none of the owner's is visited any more. So
-//!    an owner costs a bounded number of threads, and each role a bounded time.
+//!    not run, or for [`STUCK_RUNNING`] has taken its thread out of service.
+//! 2. Its address space is blocked, and its job and its user have one more that is: at some number none of theirs is visited any more.
+//!    So a user costs a bounded number of threads, and each role a bounded time.
 //! 3. Another thread begins in the role of the stuck one. At most [`MOST_SURPLUS`] have been replaced and are still there.
 //! 4. A process that blocks a thread for [`PATIENCE`] is killed. A long fork of much memory is over by then.
 //! 5. When a stuck thread has gone on, its address space is visited again.
@@ -32,6 +32,9 @@ const PAUSE: Duration = Duration::from_millis(40);
 
 /// How long a visit may stand still.
 const STUCK: Duration = Duration::from_millis(100);
+
+/// How long a visit of a thread that runs may stand still: its process may have ever more to say.
+const STUCK_RUNNING: Duration = Duration::from_millis(500);
 
 /// How long a process may block a thread.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -87,8 +90,8 @@ impl Watchdog {
             let seen = before.remove(&place.thread()).filter(|seen| (seen.guest, seen.steps) == (guest, steps));
             let seen = seen.unwrap_or(Seen { guest, steps, since: now });
             let age = now - seen.since;
-            // One that waits for a processor is not stuck.
-            if age >= STUCK && !thread::is_running(place.thread()) {
+            // One that waits for a processor is not stuck. One that has had so much time reads without an end.
+            if age >= STUCK && (age >= STUCK_RUNNING || !thread::is_running(place.thread())) {
                 if !thread::is_own(place.thread()) {
                     // It was ended ([`ptrace::end_if_seizing`]).
                     visit::forget(place);

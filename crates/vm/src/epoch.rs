@@ -138,6 +138,12 @@ pub fn order(
     Some(if doubted { ordered } else { read.to_vec() })
 }
 
+/// Whether so much has changed in one epoch that to find its order takes seconds: that grows with the square of the number.
+pub fn is_beyond_order(events: &[Event]) -> bool {
+    const MOST: usize = 4096;
+    events.len() > MOST && events.iter().any(|event| matches!(event.change, Change::Remap { .. }))
+}
+
 /// Divides events into sets that have nothing to do with each other, so that only the order within a set matters. Each
 /// set is the places of its events, in order.
 fn entangled(read: &[Event]) -> Vec<Vec<usize>> {

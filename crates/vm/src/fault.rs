@@ -127,8 +127,7 @@ impl Pager {
             let read_all = match space.uffd.read(&mut messages) {
                 Ok(read_all) => read_all,
                 Err(error) => {
-                    self.host.kill(space.id, &format!("its memory events cannot be read: {error}"));
-                    state.gone = true;
+                    self.give_up(space, state, forks, &format!("its memory events cannot be read: {error}"));
                     return false;
                 }
             };
@@ -152,6 +151,10 @@ impl Pager {
                     }
                 }
             }
+            if epoch::is_beyond_order(&events) {
+                self.give_up(space, state, forks, "its threads change its memory layout without a pause");
+                return false;
+            }
             if !read_all {
                 continue;
             }
@@ -161,6 +164,14 @@ impl Pager {
             }
             wait_for_program(&space.uffd, &mut tries);
         }
+    }
+
+    /// Kills a process of whose memory nothing certain is known any more. Its children that were just forked get an error where they
+    /// miss contents: were their userfaultfds closed, they would read zeros.
+    fn give_up(&self, space: &Space, state: &mut State, forks: Vec<Uffd>, why: &str) {
+        self.host.kill(space.id, why);
+        state.gone = true;
+        forks.into_iter().for_each(|child| self.forsake(space, child));
     }
 
     /// What was read, in order; `None` if more is to come.

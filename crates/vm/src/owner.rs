@@ -1,19 +1,21 @@
-//! The user that address spaces belong to, as far as one user's processes may cost another's.
+//! The job that address spaces belong to, and its user, as far as their processes may cost those of others.
 //!
-//! 1. *Blocked.* While too many address spaces of an owner are blocked (see [`visit`](crate::visit)), its others are not visited
-//!    either: each visit could take one more thread out of service.
-//! 2. *Slow.* A thread that talks to a worker waits for its answer, but an owner's workers together may make threads wait
+//! 1. *Blocked.* While too many address spaces of a job are blocked (see [`visit`](crate::visit)), its others are not visited
+//!    either: each visit could take one more thread out of service. The same holds for all jobs of a user.
+//! 2. *Slow.* A thread that talks to a worker waits for its answer, but a user's workers together may make threads wait
 //!    for a small part of the time only. Beyond that an answer is heard when it comes.
 //!
 //! The owner of a manager that serves one user's job is *trusted*: there is no other whom it could hold up.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
-/// How many address spaces of one owner may be blocked before the others are left alone.
-const MOST_BLOCKED: usize = 4;
+/// How many address spaces of one job, and of one user, may be blocked before the others are left alone.
+const MOST_OF_JOB: usize = 4;
+const MOST_OF_USER: usize = 16;
 
 /// The longest wait for a worker.
 pub(crate) const LONGEST_WAIT: Duration = Duration::from_millis(500);
@@ -27,10 +29,11 @@ const PROMPT: Duration = Duration::from_millis(5);
 /// The part of the time that an owner's workers may make threads wait: one in so many.
 const SLOW_SHARE: u32 = 20;
 
-/// An owner of address spaces.
+/// A job as the owner of address spaces, or a user as the owner of jobs.
 #[derive(Debug)]
 pub struct Owner {
     trusted: bool,
+    user: Option<Arc<Owner>>,
     /// How many of its address spaces are blocked, and how many of its processes block a thread before they have one.
     blocked: AtomicUsize,
     allowance: Mutex<Allowance>,
@@ -44,35 +47,58 @@ struct Allowance {
 }
 
 impl Owner {
-    /// An owner whose processes have cost nobody anything yet.
-    pub fn new(trusted: bool) -> Owner {
+    fn new(trusted: bool, user: Option<Arc<Owner>>) -> Owner {
         let allowance = Mutex::new(Allowance { left: LONGEST_WAIT, at: Instant::now() });
-        Owner { trusted, blocked: AtomicUsize::new(0), allowance }
+        Owner { trusted, user, blocked: AtomicUsize::new(0), allowance }
+    }
+
+    /// The only job of a manager.
+    pub fn trusted() -> Owner {
+        Owner::new(true, None)
+    }
+
+    /// A user whose processes have cost others nothing yet.
+    pub fn user() -> Owner {
+        Owner::new(false, None)
+    }
+
+    /// A job of `user`.
+    pub fn job_of(user: Arc<Owner>) -> Owner {
+        Owner::new(false, Some(user))
     }
 
     /// Counts one more that is blocked.
     pub fn begin_block(&self) {
         self.blocked.fetch_add(1, Relaxed);
+        self.user.iter().for_each(|user| user.begin_block());
     }
 
     /// One that was counted is blocked no longer.
     pub fn end_block(&self) {
         self.blocked.fetch_sub(1, Relaxed);
+        self.user.iter().for_each(|user| user.end_block());
     }
 
     /// Whether none of its address spaces is to be visited.
     pub fn is_shunned(&self) -> bool {
-        !self.trusted && self.blocked.load(Relaxed) >= MOST_BLOCKED
+        let most = if self.user.is_some() { MOST_OF_JOB } else { MOST_OF_USER };
+        !self.trusted && self.blocked.load(Relaxed) >= most || self.user.as_ref().is_some_and(|user| user.is_shunned())
     }
 
     /// How long to wait for the answer of a worker.
     pub(crate) fn patience(&self) -> Duration {
-        if self.trusted { LONGEST_WAIT } else { self.allowance.lock().left(Instant::now()).max(SHORTEST_WAIT) }
+        match &self.user {
+            Some(user) => user.patience(),
+            None if self.trusted => LONGEST_WAIT,
+            None => self.allowance.lock().left(Instant::now()).max(SHORTEST_WAIT),
+        }
     }
 
     /// A worker has made a thread wait for so long.
     pub(crate) fn waited(&self, time: Duration) {
-        if !self.trusted && time > PROMPT {
+        if let Some(user) = &self.user {
+            user.waited(time);
+        } else if !self.trusted && time > PROMPT {
             let mut allowance = self.allowance.lock();
             allowance.left = allowance.left(Instant::now()).saturating_sub(time);
         }
@@ -94,30 +120,33 @@ mod tests {
 
     #[test]
     fn slow_workers_use_up_an_allowance_that_comes_back() {
-        let owner = Owner::new(false);
-        assert!(owner.patience() > LONGEST_WAIT / 2);
-        (0..3).for_each(|_| owner.waited(LONGEST_WAIT));
-        assert!(owner.patience() < Duration::from_millis(20));
-        (0..1000).for_each(|_| owner.waited(PROMPT));
+        let job = Owner::job_of(Arc::new(Owner::user()));
+        assert!(job.patience() > LONGEST_WAIT / 2);
+        (0..3).for_each(|_| job.waited(LONGEST_WAIT));
+        assert!(job.patience() < Duration::from_millis(20));
+        (0..1000).for_each(|_| job.waited(PROMPT));
         let mut allowance = Allowance { left: Duration::ZERO, at: Instant::now() };
         let later = allowance.at + Duration::from_secs(2);
         assert_eq!(allowance.left(later), Duration::from_millis(100));
         assert_eq!(allowance.left(later + Duration::from_secs(100)), LONGEST_WAIT);
-        let trusted = Owner::new(true);
+        let trusted = Owner::trusted();
         (0..3).for_each(|_| trusted.waited(LONGEST_WAIT));
         assert_eq!(trusted.patience(), LONGEST_WAIT);
     }
 
     #[test]
-    fn an_owner_of_several_blocked_is_shunned() {
-        let (owner, trusted) = (Owner::new(false), Owner::new(true));
-        for owner in [&owner, &trusted] {
-            (0..MOST_BLOCKED - 1).for_each(|_| owner.begin_block());
-            assert!(!owner.is_shunned());
-            owner.begin_block();
-        }
-        assert!(owner.is_shunned() && !trusted.is_shunned());
-        owner.end_block();
-        assert!(!owner.is_shunned());
+    fn a_job_with_several_blocked_is_shunned_and_so_is_a_user_with_many() {
+        let (user, trusted) = (Arc::new(Owner::user()), Owner::trusted());
+        let jobs: Vec<Owner> = (0..5).map(|_| Owner::job_of(user.clone())).collect();
+        (0..100).for_each(|_| trusted.begin_block());
+        assert!(!trusted.is_shunned());
+        (0..MOST_OF_JOB).for_each(|_| jobs[0].begin_block());
+        assert!(jobs[0].is_shunned() && !jobs[1].is_shunned());
+        jobs[0].end_block();
+        assert!(!jobs[0].is_shunned());
+        jobs[..4].iter().for_each(|job| (0..MOST_OF_JOB - 1).for_each(|_| job.begin_block()));
+        assert!(!jobs[4].is_shunned());
+        jobs[3].begin_block();
+        assert!(jobs[4].is_shunned(), "its user has as many as it may have");
     }
 }

@@ -369,6 +369,12 @@ impl Pager {
         more
     }
 
+    /// Takes a child of `space` whose contents are lost: its threads get an error for what it misses ([`Pager::deny_waiting`]).
+    pub(crate) fn forsake(&self, space: &Space, child: Uffd) {
+        let state = State { gone: true, ..State::default() };
+        drop(self.register(child, state, space.account(), space.owner.clone()));
+    }
+
     /// Denies pages to threads that wait for memory whose contents are lost. Its program has been killed for that, but other processes
     /// that read it keep the memory alive (`process_vm_readv`, `/proc/PID/mem`), and would wait for ever: they get an error instead.
     fn deny_waiting(&self, space: &Space, state: &mut State) {
@@ -382,10 +388,7 @@ impl Pager {
             match message {
                 Message::Fault { address, .. } => pages.push(address),
                 // It would miss the same contents.
-                Message::Fork(child) => {
-                    let state = State { gone: true, ..State::default() };
-                    drop(self.register(child, state, space.account(), space.owner.clone()));
-                }
+                Message::Fork(child) => self.forsake(space, child),
                 Message::Change(_) => {}
             }
         }

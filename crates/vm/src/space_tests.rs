@@ -348,7 +348,7 @@ fn a_stall_is_ended_with_whom_it_was_begun_with() {
         std::os::fd::OwnedFd::from(file).into(),
         State::default(),
         one.clone(),
-        Arc::new(Owner::new(true)),
+        Arc::new(Owner::trusted()),
     );
     let told = || [&one, &two].map(|told| (told.begun.load(Relaxed), told.ended.load(Relaxed)));
     let fault = |tid| Fault { page: 0, write: false, tid, since: Instant::now(), stalls: false, insists: false };

@@ -223,7 +223,7 @@ mod tests {
         let outer = Visit::of_space(7);
         let (guest, steps) = place.look();
         assert_eq!(guest, Some(Guest::Space(7)));
-        let inner = Visit::of_process(12, &Arc::new(Owner::new(false)));
+        let inner = Visit::of_process(12, &Arc::new(Owner::user()));
         assert_eq!(place.look().0, Some(Guest::Process(12)));
         assert!(place.look().1 > steps);
         drop(inner);
