@@ -14,7 +14,7 @@ use std::io;
 use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::Ordering::{AcqRel, Relaxed};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use uzswap_engine::{LoadError, MAX_FOLIO_ORDER, PAGE_SIZE, Page, Slot};
 use uzswap_proto::beacon;
@@ -40,13 +40,14 @@ impl Pager {
 
     /// As [`Pager::service`], and goes on as long as `more` finds that there is more to come.
     ///
-    /// While a thread is here the userfaultfd is reported to no other, unless several faults wait at once.
+    /// While a thread is here the userfaultfd is reported to no other, unless several faults wait at once. A thread turns to other
+    /// address spaces after [`VISIT`], or [`LONGEST_VISIT`] if faults are left to be answered, however much there is to come.
     pub(crate) fn service_while(&self, space: &Space, more: impl Fn() -> bool) {
         let _visit = space.visit();
-        let mut tries = 0;
+        let (begun, mut tries) = (Instant::now(), 0);
         loop {
             let mut pass = Pass::default();
-            let news = {
+            let (news, left) = {
                 let mut state = space.lock();
                 if state.gone || matches!(state.request, Some(Request::Evict { .. })) {
                     // Whoever finishes the request comes here.
@@ -54,7 +55,7 @@ impl Pager {
                 }
                 let news = self.drain(space, &mut state);
                 self.answer_some(space, &mut state, &mut pass);
-                news
+                (news, !state.waiting.is_empty())
             };
             space.account().admitted();
             pass.filled.iter().for_each(|range| space.uffd.wake(*range));
@@ -75,14 +76,16 @@ impl Pager {
                     break;
                 }
             }
-            if pass.unsettled && tries < MOST_WAITS {
+            let is_over = !done && begun.elapsed() > if left { LONGEST_VISIT } else { VISIT };
+            if pass.unsettled && tries < MOST_WAITS && !is_over {
                 wait_for_program(&space.uffd, &mut tries);
-            } else if pass.unsettled {
-                // The thread that changes the layout does not run. Faults that wait are tried again by `hear_late_answers`.
+            } else if pass.unsettled || is_over && left {
+                // The thread that changes the layout does not run, or there is no end to what it does. Faults that wait are tried again
+                // by `hear_late_answers`.
                 self.some_are_late.store(true, Relaxed);
                 self.rearm(space);
                 return;
-            } else if done && !more() {
+            } else if is_over || done && !more() {
                 self.rearm(space);
                 return;
             }
@@ -690,6 +693,10 @@ impl Drop for Load {
         self.account.load_ends(self.pages.len() as u64);
     }
 }
+
+/// How long a thread serves one address space that has ever more to say before it looks at others.
+const VISIT: Duration = Duration::from_millis(5);
+const LONGEST_VISIT: Duration = Duration::from_millis(50);
 
 /// How often the layout is waited for before the thread turns to other address spaces: some 10 ms.
 const MOST_WAITS: u32 = 60;
