@@ -107,18 +107,32 @@ fn known(registered: &RangeSet, changes: &[Event], window: Range) -> RangeSet {
     set
 }
 
-/// Orders what was read in an epoch; `None` if more is to be read before that can be done.
+/// What the order of an epoch's events is.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Order {
+    /// This.
+    Found(Vec<Event>),
+    /// More is to be read before it can be told.
+    Later,
+    /// It will not be told: too many changes depend on each other. Time and memory grow with the square of their number.
+    TooMany,
+}
+
+/// The longest set of changes that depend on each other and of which several orders are possible; and the longest of which only one is.
+const MOST_IN_DOUBT: usize = 1024;
+const MOST: usize = 4096;
+
+/// Orders what was read in an epoch.
 ///
 /// `registered` is what was registered before; `is_registered` tells whether an address lies in a registered mapping now,
 /// if that can be told, and is asked only where several orders are possible.
-pub fn order(
-    registered: &RangeSet,
-    read: &[Event],
-    mut is_registered: impl FnMut(u64) -> Option<bool>,
-) -> Option<Vec<Event>> {
+pub fn order(registered: &RangeSet, read: &[Event], mut is_registered: impl FnMut(u64) -> Option<bool>) -> Order {
     let is_remap = |event: &Event| matches!(event.change, Change::Remap { .. });
     if !read.iter().any(is_remap) {
-        return Some(read.to_vec());
+        return Order::Found(read.to_vec());
+    }
+    if read.len() > MOST {
+        return Order::TooMany;
     }
     let mut ordered = Vec::with_capacity(read.len());
     let mut doubted = false;
@@ -130,18 +144,19 @@ pub fn order(
             ordered.extend(set);
             continue;
         }
+        if set.len() > MOST_IN_DOUBT {
+            return Order::TooMany;
+        }
         doubted = true;
         search.arrange(&mut Vec::new(), &set);
         let all_answered = search.answers.values().all(Option::is_some);
-        ordered.extend(search.best.filter(|_| all_answered)?.1);
+        match search.best {
+            Some((_, best)) if all_answered => ordered.extend(best),
+            Some(_) => return Order::Later,
+            None => return Order::TooMany,
+        }
     }
-    Some(if doubted { ordered } else { read.to_vec() })
-}
-
-/// Whether so much has changed in one epoch that to find its order takes seconds: that grows with the square of the number.
-pub fn is_beyond_order(events: &[Event]) -> bool {
-    const MOST: usize = 4096;
-    events.len() > MOST && events.iter().any(|event| matches!(event.change, Change::Remap { .. }))
+    Order::Found(if doubted { ordered } else { read.to_vec() })
 }
 
 /// Divides events into sets that have nothing to do with each other, so that only the order within a set matters. Each
@@ -344,7 +359,9 @@ impl<F: FnMut(u64) -> Option<bool>> Search<'_, F> {
     fn arrange(&mut self, done: &mut Vec<Event>, rest: &[Event]) {
         const ENOUGH: usize = 1000;
         self.tries += 1;
-        if self.tries > ENOUGH || self.best.as_ref().is_some_and(|(wrong, _)| *wrong == 0) {
+        // The first order is always looked at: each change takes two steps at most, one of them to come before another.
+        let enough = if self.best.is_some() { ENOUGH } else { 2 * MOST_IN_DOUBT };
+        if self.tries > enough || self.best.as_ref().is_some_and(|(wrong, _)| *wrong == 0) {
             return;
         }
         if rest.is_empty() {
@@ -423,13 +440,18 @@ mod tests {
         events.into_iter().map(|event| event.change).collect()
     }
 
+    fn found(order: Order) -> Vec<Event> {
+        let Order::Found(ordered) = order else { panic!("{order:?}") };
+        ordered
+    }
+
     fn ordered_without_asking(before: &RangeSet, read: &[Change]) -> Vec<Change> {
-        changes(order(before, &events(read), |_| panic!("nothing to ask")).expect("nothing is missing"))
+        changes(found(order(before, &events(read), |_| panic!("nothing to ask"))))
     }
 
     /// The order of `read`, where `now` is registered in the end.
     fn ordered(before: &RangeSet, read: &[Change], now: &RangeSet) -> Vec<Change> {
-        changes(order(before, &events(read), |address| Some(now.contains(address))).expect("nothing is missing"))
+        changes(found(order(before, &events(read), |address| Some(now.contains(address)))))
     }
 
     /// How many of `ordered` happened before a fork that was read after all of them, and by which a child came to be in
@@ -480,7 +502,7 @@ mod tests {
     #[test]
     fn without_an_answer_there_is_no_order() {
         let before = registered(&[(A, LEN), (B, LEN)]);
-        assert_eq!(order(&before, &events(&[remap(B, C), remap(A, B), unmap(B, LEN)]), |_| None), None);
+        assert_eq!(order(&before, &events(&[remap(B, C), remap(A, B), unmap(B, LEN)]), |_| None), Order::Later);
     }
 
     /// `MREMAP_DONTUNMAP` leaves its source registered: asking the kernel does not tell which came first.
@@ -582,8 +604,23 @@ mod tests {
     fn a_region_may_go_to_and_fro_a_thousand_times() {
         let before = registered(&[(A, LEN)]);
         let read = events(&[[remap(A, B), remap(B, A)]; 500].concat());
-        assert_eq!(order(&before, &read, |_| Some(true)).expect("nothing is missing"), read);
+        assert_eq!(found(order(&before, &read, |_| Some(true))), read);
         assert_eq!(split(&before, read.clone(), 0, |address| Some(before.contains(address))).0, read);
+    }
+
+    /// A search that never came to its first order would be begun anew for ever.
+    #[test]
+    fn an_order_is_found_or_given_up() {
+        let before = registered(&[(A, LEN)]);
+        let to_and_fro = [[remap(A, B), remap(B, A)]; MOST_IN_DOUBT / 2].concat();
+        for swapped in [1, 2, MOST_IN_DOUBT] {
+            let mut read = to_and_fro.clone();
+            read[..swapped].reverse();
+            found(order(&before, &events(&read), |address| Some(before.contains(address))));
+        }
+        let reversed: Vec<Change> = [to_and_fro.clone(), to_and_fro.clone()].concat().into_iter().rev().collect();
+        assert_eq!(order(&before, &events(&reversed), |_| Some(true)), Order::TooMany);
+        assert_eq!(order(&before, &events(&to_and_fro.repeat(5)), |_| Some(true)), Order::TooMany);
     }
 
     /// The kernel had the target registered, and we had not heard of it yet.

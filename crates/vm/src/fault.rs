@@ -21,7 +21,7 @@ use uzswap_proto::beacon;
 
 use crate::PAGE;
 use crate::crew::PART;
-use crate::epoch::{self, Change, Event};
+use crate::epoch::{self, Change, Event, Order};
 use crate::evict::STORE_PAGES;
 use crate::log::log;
 use crate::pager::{Account, Pager, read_pages, with_buffer};
@@ -154,16 +154,19 @@ impl Pager {
                     }
                 }
             }
-            if epoch::is_beyond_order(&events) {
-                self.give_up(space, state, forks, "its threads change its memory layout without a pause");
-                return false;
-            }
             if !read_all {
                 continue;
             }
-            if let Some(ordered) = self.order(space, state, &events, forks.len()) {
-                self.settle(space, state, ordered, forks);
-                return news;
+            match self.order(space, state, &events, forks.len()) {
+                Order::Found(ordered) => {
+                    self.settle(space, state, ordered, forks);
+                    return news;
+                }
+                Order::TooMany => {
+                    self.give_up(space, state, forks, "its threads change its memory layout without a pause");
+                    return false;
+                }
+                Order::Later => {}
             }
             wait_for_program(&space.uffd, &mut tries);
         }
@@ -177,14 +180,14 @@ impl Pager {
         forks.into_iter().for_each(|child| self.forsake(space, child));
     }
 
-    /// What was read, in order; `None` if more is to come.
-    fn order(&self, space: &Space, state: &State, events: &[Event], forks: usize) -> Option<Vec<Event>> {
+    /// What was read, in order.
+    fn order(&self, space: &Space, state: &State, events: &[Event], forks: usize) -> Order {
         if events.len() + forks == 0 {
-            return Some(Vec::new());
+            return Order::Found(Vec::new());
         }
         match space.uffd.probe(PAGE) {
-            Probe::Changing => None,
-            Probe::Gone => Some(events.to_vec()),
+            Probe::Changing => Order::Later,
+            Probe::Gone => Order::Found(events.to_vec()),
             _ => epoch::order(&state.registered, events, |address| is_registered(&space.uffd, address)),
         }
     }
