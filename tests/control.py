@@ -127,7 +127,7 @@ def control(context: Context, test):
         answer = job.ask("get", path)
         if answer.returncode and not (answer.returncode == 1 and answer.stderr.startswith(f"uzswap: error: {path}: ")):
             wrong.append(f"get {path}: {answer}")
-    yield check("control: ls and get", *wrong, unless(len(files) == 24 + 7 + 12 + 1 + 6, f"{len(files)} files: {files}"))
+    yield check("control: ls and get", *wrong, unless(len(files) == 25 + 7 + 12 + 1 + 6, f"{len(files)} files: {files}"))
     expected = {"cgroup/memory.max": f"{64 * MIB}\n", "cgroup/memory.high": "max\n", "cgroup/memory.low": "0\n",
                 "parameters/compressor": "lz4\n", "parameters/max_pool_percent": "20\n", "parameters/enabled": "Y\n",
                 "cgroup/cgroup.events": "populated 1\nfrozen 0\n", "debug/pool_limit_hit": "0\n"}
