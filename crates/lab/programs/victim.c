@@ -404,17 +404,44 @@ static int do_process_madvise(struct region *r)
 
 /* --- the layout ---------------------------------------------------------------------------------------------------- */
 
-/* Moves the whole region to another place; where it is several mappings the system refuses. */
+/* Whether a range is one mapping. */
+static int is_one_mapping(char *at, size_t length)
+{
+	FILE *maps = fopen("/proc/self/maps", "r");
+	unsigned long start, end, first = (unsigned long)at;
+	char line[512];
+	int found = 0;
+
+	while (maps && !found && fgets(line, sizeof line, maps))
+		found = sscanf(line, "%lx-%lx", &start, &end) == 2 && start <= first && end >= first + length;
+	if (maps)
+		fclose(maps);
+	return found;
+}
+
+/* Moves the whole region to another place. Of several mappings Linux since 6.17 moves the first ones and then refuses one that is
+ * registered with a userfaultfd: so it is not asked to, and what has moved all the same is moved back. */
 static int do_mremap_move(struct region *r)
 {
-	char *to = map(r->pages, PROT_NONE), *moved;
+	char *to, *moved;
+	unsigned char resident;
 
+	if (!is_one_mapping(r->memory, r->pages * PAGE))
+		return -1;
+	to = map(r->pages, PROT_NONE);
 	if (to == MAP_FAILED)
 		return -1;
 	moved = mremap(r->memory, r->pages * PAGE, r->pages * PAGE, MREMAP_MAYMOVE | MREMAP_FIXED, to);
 	if (moved == MAP_FAILED) {
 		if (errno != EFAULT && errno != EINVAL && errno != ENOMEM)
 			fail("mremap");
+		for (size_t p = 0; p < r->pages; p++) {
+			char *at = r->memory + p * PAGE;
+
+			if (mincore(at, PAGE, &resident) && errno == ENOMEM &&
+			    mremap(to + p * PAGE, PAGE, PAGE, MREMAP_MAYMOVE | MREMAP_FIXED, at) != at)
+				fail("mremap back");
+		}
 		munmap(to, r->pages * PAGE);
 		return -1;
 	}

@@ -28,8 +28,9 @@ const SETTLED: Duration = Duration::from_secs(2);
 const FAULTS: &str = "UZSWAP_SWAP_FAULTS";
 /// Between two disturbances.
 const PAUSE: Duration = Duration::from_millis(100);
-/// How a program ends that is denied a page: by SIGBUS, or because a system call of its own fails.
-const DENIED: [i32; 2] = [128 + 7, 4];
+/// How a program ends that is denied a page: by SIGBUS, because a system call of its own fails, or by SIGSEGV if the page is that of a
+/// stack on which the kernel puts a signal.
+const DENIED: [i32; 3] = [128 + 7, 4, 128 + 11];
 /// Statuses that nothing excuses but a failed read of the swap file: wrong bytes, failed checks, and signals that only a defect sends.
 const NEVER: [i32; 7] = [2, 3, 4, 5, 128 + 6, 128 + 7, 128 + 11];
 
