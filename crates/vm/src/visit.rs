@@ -11,7 +11,7 @@
 //! 3. The watchdog starts another thread in the [`Role`] of the stuck one. The stuck thread is *surplus* from then on, and ends as
 //!    soon as it gets back to its loop ([`is_surplus`]).
 //!
-//! Waits that end by themselves ([`bounded`]) do not count.
+//! Waits that end by themselves do not count.
 
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
