@@ -230,11 +230,9 @@ pub fn report(tenant: &Tenant, process: Option<&PidFd>, why: &str, guard: i32) {
         if is_first {
             tenant.tell(&format!("error: {name} cannot be managed ({why}), which --require forbids"));
         }
-        if let Some(process) = process {
-            // It may have ended just now.
-            let _ = process.kill(libc::SIGKILL);
-        }
-        executioner::kill_aside(Manner::AtOnce, tenant.job, Vec::new(), guard);
+        // With all others, so that none of them sees it die and does something about it.
+        let known = process.and_then(PidFd::pid).into_iter().collect();
+        executioner::kill_aside(Manner::AtOnce, tenant.job, known, guard);
     } else if is_first {
         tenant.tell(&format!("warning: {name} runs unmanaged: {why}; `uzswap doctor` may tell how to mend it"));
     }

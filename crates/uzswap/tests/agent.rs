@@ -11,7 +11,7 @@ static AGENT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/libuzswap_agent.
 const WANTED: [&str; 5] = ["__clone", "__environ", "__errno_location", "__register_atfork", "pthread_atfork"];
 
 /// What programs find in it.
-const OFFERED: [&str; 4] = ["clone", "madvise", "prctl", "syscall"];
+const OFFERED: [&str; 5] = ["clone", "madvise", "prctl", "shmat", "syscall"];
 
 const DT_NEEDED: u64 = 1;
 const DT_STRTAB: u64 = 5;
