@@ -134,6 +134,7 @@ WORKLOADS = [
     Workload("grow-random", program("grow", 96, 512, 100, "random"), parts=(2,)),
     Workload("closer", program("closer", 64, 256), parts=(2,), ordinary_pace=False),
     Workload("sigblock", program("sigblock", 64, 256), parts=(2,)),
+    Workload("cutshort", program("cutshort", 64, 256), parts=(2,)),
     Workload("smallstack", program("smallstack", 64, 256), parts=(2,)),
     Workload("setuid", program("setuid", 64, 256), parts=(2,)),
     Workload("execchain", program("execchain", 64, 256), parts=(2,)),

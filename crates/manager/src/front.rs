@@ -337,12 +337,25 @@ struct Front {
     server: Option<i32>,
     program: Option<i32>,
     program_status: Option<i32>,
+    program_stopped: bool,
+    /// Whether the program was continued by somebody else, who then has a SIGCONT for the front as well.
+    program_continued: bool,
 }
 
 impl Front {
     fn new(job: Job) -> Front {
         let (manager, manager_status, server, program, program_status) = (None, None, None, None, None);
-        Front { job, asked_to_end: None, manager, manager_status, server, program, program_status }
+        Front {
+            job,
+            asked_to_end: None,
+            manager,
+            manager_status,
+            server,
+            program,
+            program_status,
+            program_stopped: false,
+            program_continued: false,
+        }
     }
 
     /// Waits a while, and passes on what comes; gives the program's status when nothing of the job is left.
@@ -354,7 +367,7 @@ impl Front {
         self.program_status.filter(|_| self.manager_status.is_none() && self.is_alone())
     }
 
-    /// Takes note of children that ended or stopped.
+    /// Takes note of children that ended, stopped, or were continued.
     fn collect(&mut self) {
         while let Some((pid, news)) = job::collect_child() {
             match news {
@@ -363,11 +376,25 @@ impl Front {
                 Child::Ended(status) if Some(pid) == self.program => self.program_status = Some(status),
                 // Stop as the program did, so that the shell sees it.
                 Child::Stopped if Some(pid) == self.program => {
+                    (self.program_stopped, self.program_continued) = (true, false);
                     let _ = job::kill(std::process::id() as i32, libc::SIGSTOP);
                 }
-                Child::Ended(_) | Child::Stopped => {}
+                Child::Continued if Some(pid) == self.program => {
+                    self.program_continued |= std::mem::take(&mut self.program_stopped);
+                }
+                Child::Ended(_) | Child::Stopped | Child::Continued => {}
             }
         }
+    }
+
+    /// Whether the program is to be told of a SIGCONT. A shell continues all of the job, and the program may have been stopped
+    /// anew since.
+    fn passes_on_cont(&mut self) -> bool {
+        self.collect();
+        let told = std::mem::take(&mut self.program_continued);
+        // That it is continued is then our doing.
+        self.program_stopped &= told;
+        !told
     }
 
     /// Passes a signal on to the program, unless it came from the terminal, which tells the program by itself.
@@ -379,6 +406,9 @@ impl Front {
                 Some(first) if first.elapsed() >= TERM_PATIENCE => return self.end_job(program),
                 Some(_) => {}
             }
+        }
+        if signal.number == libc::SIGCONT && !self.passes_on_cont() {
+            return;
         }
         if self.program_status.is_none() && FORWARDED.contains(&signal.number) && signal.from_process {
             // It may have ended a moment ago.

@@ -355,6 +355,22 @@ impl Pager {
         }
     }
 
+    /// Has the worker follow the lists of robust mutexes, by an EVICT without pages.
+    pub(crate) fn follow_lists(&self, space: &Space) {
+        let _conversation = space.conversation.lock();
+        let Some(worker) = self.resume(space) else { return };
+        let heads = {
+            let mut state = space.lock();
+            if state.gone {
+                return;
+            }
+            state.request = Some(Request::Evict { first: 0, pages: Vec::new() });
+            state.exit_words.untold()
+        };
+        heads.iter().for_each(|heads| tell_heads(&worker, heads));
+        self.talk(space, &worker, &[kind::EVICT, worker.staging_page(0), 0]);
+    }
+
     /// Whether a page that was present a moment ago may be evicted now.
     fn may_go(&self, state: &mut State, page: u64, spare_hot: bool) -> bool {
         if !state.is_evictable(page) || spare_hot && state.heat.passes(page) {

@@ -12,6 +12,10 @@
 //! 4. Held robust mutexes can lie in any page, and are known by following the lists. The manager does not read there: the program
 //!    may change what is read, and may let a read block. It tells the worker where the lists begin, and the worker follows them after
 //!    each move (`robust.rs` of the agent). The pages that it names in its answer are kept, and brought back if they are away.
+//! 5. A page that once held a held mutex is kept from then on: a thread that takes the mutex and ends while the page is on its way out
+//!    would end before the worker has put it back.
+//! 6. A thread may have taken a mutex, and lost its page to a move, before it was known. So when new lists are known of a program that
+//!    uses robust mutexes, or that asks for an eviction, the worker follows them at once, whether or not there is a page to move.
 //!
 //! The addresses are the program's own claim. The manager reads nothing there, so a false one only keeps a page of that program.
 
@@ -37,14 +41,19 @@ const INTERVAL: Duration = Duration::from_secs(1);
 const REST: u32 = 100;
 const REST_IF_USED: u32 = 8;
 
+/// From so many pages on that were kept for held mutexes, those are forgotten whose mutexes are held no more.
+const MOST_HELD: u64 = 1024;
+
 /// The pages of a program that hold exit words.
 #[derive(Default)]
 pub(crate) struct ExitWords {
     pages: RangeSet,
-    /// The pages that hold robust mutexes which threads held when their lists were last followed.
+    /// The pages that hold robust mutexes which threads held when their lists were followed.
     held: RangeSet,
     /// Whether there ever were some.
     used: bool,
+    /// When the search began that found what is known.
+    searched: Option<Instant>,
     /// Where lists begin, and whether the worker is still to be told.
     heads: Vec<u64>,
     untold: bool,
@@ -74,9 +83,23 @@ impl ExitWords {
 
     /// Takes note of the pages with held mutexes, as the worker tells them.
     pub fn hold(&mut self, pages: &[u64]) {
-        self.used |= !pages.is_empty();
-        self.held = RangeSet::default();
+        if pages.is_empty() {
+            return;
+        }
+        self.used = true;
+        if self.held.iter().map(Range::len).sum::<u64>() > MOST_HELD * PAGE {
+            self.held = RangeSet::default();
+        }
         pages.iter().for_each(|page| self.held.insert(Range::page(*page)));
+    }
+
+    /// Whether a search that began then tells something newer than what is known. Searches can overtake each other.
+    fn is_newer(&mut self, started: Instant) -> bool {
+        let newer = self.searched.is_none_or(|searched| searched < started);
+        if newer {
+            self.searched = Some(started);
+        }
+        newer
     }
 
     /// Whether threads are to be looked for, of which there are so many now.
@@ -106,19 +129,27 @@ impl Pager {
         heads.retain(|head| !pages_around(*head).is_empty());
         let mut heads: Vec<u64> = heads.into_iter().take(MAX_HEADS).map(|head| head.start).collect();
         heads.sort_unstable();
+        let follow;
         let wanted = {
             let state = &mut *space.lock();
             let words = &mut state.exit_words;
+            if !words.is_newer(started) {
+                return;
+            }
             let rest = started.elapsed() * if words.used { REST_IF_USED } else { REST };
             (words.pages, words.threads) = (pages, threads);
             words.due = Some([started + rest, started + if words.used { rest } else { rest.max(INTERVAL) }]);
             words.take_heads(heads);
+            follow = words.untold && (now || words.used);
             let kept: Vec<Range> = state.exit_words.pages.iter().collect();
             let pages = kept.into_iter().flat_map(|range| (range.start..range.end).step_by(PAGE as usize));
             pages.filter(|page| state.want_back(*page)).count()
         };
         if wanted > 0 {
             self.service(space);
+        }
+        if follow {
+            self.follow_lists(space);
         }
     }
 }
@@ -190,12 +221,22 @@ mod tests {
     }
 
     #[test]
-    fn pages_with_held_mutexes_are_kept_until_they_are_told_no_more() {
+    fn pages_that_held_a_held_mutex_are_kept_unless_they_are_too_many() {
         let mut words = ExitWords::default();
         words.hold(&[PAGE, 3 * PAGE]);
         assert!(words.contains(PAGE) && !words.contains(2 * PAGE) && words.contains(3 * PAGE) && words.used);
         words.hold(&[]);
-        assert!(!words.contains(PAGE) && words.used);
+        assert!(words.contains(PAGE));
+        (0..=MOST_HELD).for_each(|page| words.hold(&[2 * page * PAGE]));
+        words.hold(&[PAGE]);
+        assert!(words.contains(PAGE) && !words.contains(2 * PAGE) && words.used);
+    }
+
+    #[test]
+    fn an_older_search_does_not_replace_a_newer_one() {
+        let (older, mut words) = (Instant::now(), ExitWords::default());
+        let newer = older + Duration::from_millis(1);
+        assert!(words.is_newer(newer) && !words.is_newer(older) && words.is_newer(newer + Duration::from_millis(1)));
     }
 
     #[test]

@@ -128,18 +128,23 @@ pub enum Child {
     Ended(i32),
     /// It was stopped.
     Stopped,
+    /// It was continued.
+    Continued,
 }
 
 /// Collects one child's news, if there is some.
 pub fn collect_child() -> Option<(i32, Child)> {
+    const NEWS: i32 = libc::WNOHANG | libc::WUNTRACED | libc::WCONTINUED | libc::__WALL;
     let mut status = 0;
     // SAFETY: the status lives on this stack.
-    let pid = unsafe { libc::waitpid(-1, &raw mut status, libc::WNOHANG | libc::WUNTRACED | libc::__WALL) };
+    let pid = unsafe { libc::waitpid(-1, &raw mut status, NEWS) };
     if pid <= 0 {
         return None;
     }
     let news = if libc::WIFSTOPPED(status) {
         Child::Stopped
+    } else if libc::WIFCONTINUED(status) {
+        Child::Continued
     } else if libc::WIFSIGNALED(status) {
         Child::Ended(128 + libc::WTERMSIG(status))
     } else {
