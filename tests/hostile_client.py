@@ -35,6 +35,15 @@ READ, WRITE, LIST, MAKE, REMOVE, LOOK, JOIN, STATS = range(1, 9)
 LIFE = 1.5
 
 
+def aside(function) -> None:
+    """Calls it in a child, which ends whatever comes of it."""
+    if os.fork() == 0:
+        try:
+            function()
+        finally:
+            os._exit(0)
+
+
 class Life:
     """One process of the client."""
 
@@ -195,10 +204,10 @@ class Life:
         message = self.words(HELLO, flags, rng.getrandbits(64), rng.getrandbits(64), *self.areas())
         if rng.random() < 0.3:
             # By another process than the one that connected.
-            if os.fork() == 0:
+            def send_and_stay() -> None:
                 socket.send_fds(link, [message], descriptors)
                 time.sleep(rng.random() * 0.3)
-                os._exit(0)
+            aside(send_and_stay)
         else:
             socket.send_fds(link, [message], descriptors)
         if rng.random() < 0.2:
@@ -211,11 +220,11 @@ class Life:
         memory = mmap.mmap(-1, 16 << 20, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         self.kept.append(memory)
         # A thread that faults on what is lost would not come back.
-        if os.fork() == 0:
+        def touch() -> None:
             signal.alarm(2)
             for page in range(0, 16 << 20, PAGE):
                 memory[page] = 1
-            os._exit(0)
+        aside(touch)
         end = time.monotonic() + LIFE
         while time.monotonic() < end and select.select([link], [], [], 0.3)[0]:
             heard = link.recv(8192)
@@ -223,7 +232,7 @@ class Life:
                 return
             kind = struct.unpack_from("=Q", heard)[0]
             self.counts[f"heard {kind}"] += 1
-            runs = (len(heard) - 24) // 8
+            runs = max(0, len(heard) - 24) // 8
             truth = {EVICT: self.words(EVICTED, runs, *[rng.choice((0, 0xFDFDFDFDFDFDFDFD, 0x0010001000100010, (1 << 64) - 1, rng.getrandbits(64)))] * 64),
                      DISCARD: self.words(DISCARDED, rng.choice((0, 1, 1 << 40, struct.unpack_from("=3Q", heard.ljust(24, b"\0"))[2]))),
                      COLLAPSE: self.words(COLLAPSED, rng.randrange(3))}.get(kind)
@@ -240,12 +249,11 @@ class Life:
         """A connection whose process ends, used by another."""
         link = self.link()
         link.send(struct.pack("=3Q", CALL, VERSION, self.token))
-        if os.fork() == 0:
+        def go_on() -> None:
             while os.getppid() != 1 and self.rng.random() < 0.999:
                 time.sleep(0.001)
-            self.kept.append(link)
             link.send(self.rng.choice((self.any_message(), self.words(FAILED, 1, 1))))
-            os._exit(0)
+        aside(go_on)
 
     def live(self) -> None:
         things = [self.requests, self.noise, self.deaf, self.descriptors_at_the_door, self.deep_groups, self.silent, self.nonsense, self.greeted_nonsense,
@@ -274,8 +282,8 @@ def run(path: str, seed: int, seconds: float) -> dict[str, int]:
             one = Life(path, random.Random(seed * 1_000_003 + life))
             try:
                 one.live()
-            except (OSError, ValueError):
-                one.counts["lost"] += 1
+            except Exception as error:      # it is told to whoever reads the counts
+                one.counts["lost" if isinstance(error, (OSError, ValueError)) else f"{error!r}"] += 1
             os.write(into, repr(dict(one.counts)).encode())
             # Memory that is watched is not unmapped before the end.
             os._exit(0)
