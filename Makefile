@@ -55,6 +55,7 @@ jobs: build deps
 	python3 tests/run.py --uzswap $(UZSWAP)
 
 soak: build deps
+	cargo test --locked -p uzswap-engine --features shuttle --test interleavings -- --include-ignored
 	python3 tests/run.py --full --uzswap $(UZSWAP)
 
 torture: build

@@ -150,7 +150,7 @@ def named_as_failed(daemon: Daemon, victim: int, done) -> None:
     done.set()
 
 
-@test("attack-handle", 60)
+@test("attack-handle", 60, beside=True)
 def handle(context: Context, test):
     """A client that names a process of another user by its handle does that process no harm."""
     need_root()
@@ -224,7 +224,7 @@ FRONT: list[int] = []
 KEPT: list = []
 
 
-@test("attack-number", 120)
+@test("attack-number", 120, beside=True)
 def number(context: Context, test):
     """The number of a process that has ended, used again by another user's process, gives no power over that."""
     need_root()

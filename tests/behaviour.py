@@ -114,7 +114,7 @@ class MemoryCgroup:
         return int(dict(line.split() for line in lines)["oom_kill"])
 
 
-@test("container", 90)
+@test("container", 90, beside=True)
 def container(context: Context, test):
     """As in a container: a memory cgroup of its own, nothing of cgroups that can be written, other processes out of sight."""
     need_root()
@@ -159,7 +159,7 @@ def static_program(context: Context, test):
                 unless(not outcome.stdout, "it ran"), unless(len(outcome.stderr.splitlines()) == 1, f"stderr: {outcome.stderr!r}"))
 
 
-@test("stranger", 30)
+@test("stranger", 30, beside=True)
 def stranger(context: Context, test):
     """A program of the job that nothing can be preloaded into: one warning; with --require the job is killed."""
     argv = ["sh", "-c", f"{context.program('hello', '-static')} 6; exit 5"]
@@ -428,7 +428,7 @@ def pageout(context: Context, test):
                  f"{figures}" if outcome.status == 0 else complaint(outcome), raw={"figures": figures})
 
 
-@test("moveover", 60, needs_uzswap=False)
+@test("moveover", 60, needs_uzswap=False, beside=True)
 def moveover(context: Context, test):
     """Paged-out memory is moved over memory that is just being paged out."""
     outcome = context.run([context.program("moveover"), context.size(5, 30)], "--memory-max", "1G", timeout=test.seconds)
@@ -436,7 +436,7 @@ def moveover(context: Context, test):
     yield Result("moveover", right, "" if right else complaint(outcome))
 
 
-@test("toandfro", 60, needs_uzswap=False)
+@test("toandfro", 60, needs_uzswap=False, beside=True)
 def moves_to_and_fro(context: Context, test):
     """Threads that do nothing but move memory do not keep the manager from anything."""
     argv = [context.program("toandfro"), context.size(16, 64), context.size(2, 20)]
@@ -457,7 +457,7 @@ def forks_with_huge_pages(context: Context, test):
     yield Result("hugefork: paged out", paged_out >= 512, f"{paged_out} pages, 512 at least are wanted")
 
 
-@test("moveafterfork", 60, needs_uzswap=False)
+@test("moveafterfork", 60, needs_uzswap=False, beside=True)
 def moves_after_forks(context: Context, test):
     """A child has what was there at its fork, however soon its parent moves it to where something else was."""
     outcome = context.run([context.program("moveafterfork"), context.size(3, 30)], "--memory-max", "1G", timeout=test.seconds)

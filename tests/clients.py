@@ -186,7 +186,7 @@ def connections(context: Context, test):
     yield check("hostile-connections: the daemon ends", unless(outcome.status == 0, complaint(outcome)), *daemon.is_gone())
 
 
-@test("no-descriptors", 60)
+@test("no-descriptors", 60, beside=True)
 def no_descriptors(context: Context, test):
     """A manager without descriptors for the memory of forked children: no child runs on with zeros in the place of what it has inherited."""
     for number in range(context.size(4, 40)):

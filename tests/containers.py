@@ -17,7 +17,7 @@ def in_container(argv, memlock: int | str = 8 * MIB) -> list[str]:
             *map(str, argv)]
 
 
-@test("container-memlock", 60)
+@test("container-memlock", 60, beside=True)
 def container_memlock(context: Context, test):
     """Root without CAP_IPC_LOCK under a small limit on locked memory: jobs run, and doctor says what is not locked."""
     need("prlimit", "setpriv")
@@ -32,7 +32,7 @@ def container_memlock(context: Context, test):
                     unless(outcome.status == 0, complaint(outcome)), outcome.hang)
 
 
-@test("file-size-limit", 60)
+@test("file-size-limit", 60, beside=True)
 def file_size_limit(context: Context, test):
     """A limit on the size of files is a full disk to the swap file: the job ends clearly or fits, and nothing kills the manager."""
     need("prlimit")

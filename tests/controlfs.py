@@ -222,7 +222,7 @@ def code(function) -> int:
     return 0
 
 
-@test("controlfs-errors", 60)
+@test("controlfs-errors", 60, beside=True)
 def controlfs_errors(context: Context, test):
     """Bad input has the same errors as through uzswap set."""
     need_fuse()

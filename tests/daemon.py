@@ -158,7 +158,7 @@ def neighbours(context: Context, test):
     yield check("daemon-neighbours: ends", unless(daemon.end().status == 0, "status"), *daemon.is_gone())
 
 
-@test("daemon-stop", 120)
+@test("daemon-stop", 120, beside=True)
 def stop(context: Context, test):
     """A daemon that ends brings back everything first, or refuses; its jobs run on."""
     daemon = Daemon(context)
@@ -196,7 +196,7 @@ def stop(context: Context, test):
     yield check("daemon-stop: ends when nothing is away", unless(outcome.status == 0, complaint(outcome)), *daemon.is_gone())
 
 
-@test("daemon-death", 120)
+@test("daemon-death", 120, beside=True)
 def death(context: Context, test):
     """Whoever of the daemon is killed: its jobs die with it, or alone; no program ever sees wrong bytes."""
     for victim in ("manager", "guard", "both", "front"):

@@ -41,7 +41,7 @@ def uzswap_files(job: harness.Job) -> list[tuple[str, os.stat_result]]:
     return found
 
 
-@test("swap-file", 60)
+@test("swap-file", 60, beside=True)
 def swap_file(context: Context, test):
     """The swap file is nobody else's to read from the moment it exists, and gone afterwards."""
     directory = context.directory()
@@ -80,7 +80,7 @@ def killed_clearly(context: Context, name: str, outcome: harness.Outcome, before
                  unless(harness.leftovers() <= before, f"left behind: {harness.leftovers() - before}"))
 
 
-@test("no-space", 60)
+@test("no-space", 60, beside=True)
 def no_space(context: Context, test):
     """Data that fits neither the limit nor the swap: a clear end, never wrong bytes."""
     argv = [context.program("grow"), 256, 0, "random"]
@@ -140,7 +140,7 @@ def strike(context: Context, name: str, which: str, delay: float, argv, seconds:
                  unless(not any(directory.iterdir()), f"files left: {list(directory.iterdir())}"))
 
 
-@test("kill-9", 10)
+@test("kill-9", 10, beside=True)
 def kill_nine(context: Context, test):
     rng = random.Random(9)
     load = [context.program("shadow"), 128, 60, 1]

@@ -57,7 +57,7 @@ def touches(job, mib: int) -> bool:
         return False
 
 
-@test("hostile-stderr", 120)
+@test("hostile-stderr", 120, beside=True)
 def stderr_takes_nothing(context: Context, test):
     """No message that cannot be written harms a job."""
     static = context.directory() / "static"
@@ -410,7 +410,7 @@ def hands_over_anything(daemon: Daemon) -> None:
             os.close(descriptor)
 
 
-@test("hostile-client", 120)
+@test("hostile-client", 120, beside=True)
 def hostile_client(context: Context, test):
     """A client with descriptors that block, or of the wrong kind, holds up no other job."""
     need_root()

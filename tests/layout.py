@@ -11,13 +11,13 @@ def run_program(context: Context, test, name: str, said: str, *argv, limit="24M"
     return Result(test.name, right, "" if right else complaint(outcome))
 
 
-@test("shmremap", 60, needs_uzswap=False)
+@test("shmremap", 60, needs_uzswap=False, beside=True)
 def shared_memory_over_private(context: Context, test):
     """shmat(SHM_REMAP) unmaps watched memory without an event; nothing is moved out of what is mapped there next."""
     yield run_program(context, test, "shmremap", "nothing was lost", 48, context.size(6, 30))
 
 
-@test("guards", 60, needs_uzswap=False)
+@test("guards", 60, needs_uzswap=False, beside=True)
 def guard_pages(context: Context, test):
     """Guard pages are put over memory that is paged out; what was there does not come back, and no guard is filled over."""
     yield run_program(context, test, "guards", "guards stay and what was under them is gone", context.size(5, 30))
@@ -55,7 +55,7 @@ CHANGES = ("advice", "discard", "process-madvise", "process-vm-writev", "mprotec
            "remap-file-pages", "droppable", "vmsplice", "userfaultfd", "grow-over-remap", "guards-by-syscall")
 
 
-@test("changes", 60)
+@test("changes", 60, beside=True)
 def changes(context: Context, test):
     """Calls that change mappings or contents in silence, on memory of which half is evicted: every byte stays."""
     for mode in CHANGES:

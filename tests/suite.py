@@ -39,7 +39,8 @@ class Test:
     seconds: float                  # time budget of each program that it runs
     function: Callable[["Context", "Test"], Iterator[Result]]
     needs_uzswap: bool = True
-    quick: bool = True              # part of --quick
+    quick: bool = True              # part of a run without --full
+    beside: bool = False            # may run beside another: measures no time, and touches nothing that tests share
 
 
 TESTS: list[Test] = []

@@ -20,7 +20,7 @@ MINUTES = 1
 REPORT = 150
 
 
-@test("torture", 60 * MINUTES + REPORT)
+@test("torture", 60 * MINUTES + REPORT, beside=True)
 def torture(context: Context, test):
     """Never a wrong byte, a hang, a panic or anything left, whatever programs do and whatever is killed. Both seeds at once: a busy
     machine finds more."""
@@ -50,7 +50,7 @@ def on_disk(pid: int) -> int:
     return max((os.stat(name).st_blocks * 512 for name in names if ".swap" in harness.link(name)), default=0)
 
 
-@test("leaks", 120)
+@test("leaks", 120, beside=True)
 def leaks(context: Context, test):
     """Job after job, a daemon keeps no page, slot, descriptor or space on disk of those that have gone, and its memory stays as it is."""
     need("cc")

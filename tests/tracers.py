@@ -16,7 +16,7 @@ SANITIZERS = (("asan", ("-fsanitize=address",)), ("asan, linked statically", ("-
               ("tsan", ("-fsanitize=thread",)))
 
 
-@test("sanitizers", 120)
+@test("sanitizers", 120, beside=True)
 def sanitizers(context: Context, test):
     """Programs with a sanitizer start, are exact in half of their memory, and die with their guards within a second."""
     for what, flags in SANITIZERS:
@@ -54,7 +54,7 @@ def strace_inside(context: Context, test):
                 unless(killed == 0, f"{killed} messages of being out of memory"), outcome.hang)
 
 
-@test("second-sigterm", 30)
+@test("second-sigterm", 30, beside=True)
 def second_sigterm(context: Context, test):
     """A job that does not heed SIGTERM is killed by the second one, be it traced, stopped or deaf."""
     need("strace")
@@ -74,7 +74,7 @@ def second_sigterm(context: Context, test):
                     unless("second SIGTERM" in outcome.stderr, f"nothing was said: {outcome.stderr[:300]!r}"))
 
 
-@test("unmanaged", 30)
+@test("unmanaged", 30, beside=True)
 def unmanaged(context: Context, test):
     """What is in a job and not under its limit is told in bytes; --require refuses a program that runs without the agent."""
     static, dynamic = context.program("unmanaged", "-static"), context.program("unmanaged")
@@ -110,7 +110,7 @@ def unmanaged(context: Context, test):
                            and len(outcome.stderr.splitlines()) == 1, f"stderr: {outcome.stderr!r}"))
 
 
-@test("all-managed", 30)
+@test("all-managed", 30, beside=True)
 def all_managed(context: Context, test):
     """Programs that start, fork and end quickly are not taken for unmanaged."""
     busy = f"for i in $(seq {context.size(150, 300)}); do (true); /bin/true; python3 -c 'x = bytearray(8 << 20)' & [ $((i % 4)) = 0 ] && wait; done; wait; echo done"

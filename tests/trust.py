@@ -16,7 +16,7 @@ TIGHT = ("--memory-max", "16M", "--quiet")
 MODES = ("pid-namespaces", "clone", "clone-pid", "clone-bare", "clone-function", "net", "net-chroot", "seccomp", "seccomp-call", "init")
 
 
-@test("sandbox", 60)
+@test("sandbox", 60, beside=True)
 def sandbox(context: Context, test):
     """Programs that change their namespaces, their root or their system calls, and fork with evicted memory."""
     need_root()
@@ -31,7 +31,7 @@ def sandbox(context: Context, test):
         yield result
 
 
-@test("impostor", 30)
+@test("impostor", 30, beside=True)
 def impostor(context: Context, test):
     """Processes of a job that claim another's memory, or another's process, as their own."""
     need_root()
@@ -66,7 +66,7 @@ def parts(job: harness.Job) -> dict[str, list[int]]:
     return found
 
 
-@test("kill-subsets", 20)
+@test("kill-subsets", 20, beside=True)
 def kill_subsets(context: Context, test):
     """Whatever of uzswap is killed, at once: no program runs on with memory that is gone."""
     seed = random.randrange(1 << 32)
@@ -109,7 +109,7 @@ def kill_subsets(context: Context, test):
     yield result
 
 
-@test("kill-subsets-daemon", 20)
+@test("kill-subsets-daemon", 20, beside=True)
 def kill_subsets_of_daemon(context: Context, test):
     """The same with a daemon and a job that has joined it: its guard, its manager, the front and the agents."""
     seed = random.randrange(1 << 32)
@@ -154,14 +154,14 @@ def kill_subsets_of_daemon(context: Context, test):
     yield result
 
 
-@test("bare-forks", 60)
+@test("bare-forks", 60, beside=True)
 def bare_forks(context: Context, test):
     """Children made by the instruction itself, past libc, read right bytes; or none, when all of uzswap is killed at once."""
     seed = random.randrange(1 << 32)
     rng = random.Random(seed)
     failed, held = [], 0
     # Mostly everything, now and then a subset.
-    rounds = context.size(16, 400)
+    rounds = context.size(8, 400)
     for number in range(rounds):
         job = context.start([context.program("bareforks"), 4], *TIGHT)
         wait_until(lambda: job.manager() is not None or job.process.poll() is not None, 10)

@@ -12,7 +12,7 @@ from suite import MIB, Context, complaint, counter, need_root, test
 TIGHT = ("--memory-max", "24M", "--quiet")
 
 
-@test("oom-causes", 120)
+@test("oom-causes", 120, beside=True)
 def causes(context: Context, test):
     """The last line before the end names what stood in the way, and what to change."""
     grow = [context.program("grow"), 256, 0, "random"]
@@ -44,7 +44,7 @@ def causes(context: Context, test):
                 unless(said and all(word in said[0] for word in ("memory.zswap.writeback of group /g is 0", "allow writeback", "memory.max of group /g")), f"{said}"))
 
 
-@test("swap-faults", 120)
+@test("swap-faults", 120, beside=True)
 def faults(context: Context, test):
     """A swap file whose reads fail gives SIGBUS, one whose writes fail is left alone; never other bytes."""
     shadow = [context.program("shadow"), 128, context.size(4, 20), 1]
@@ -62,7 +62,7 @@ def faults(context: Context, test):
                                                  complaint(outcome)))
 
 
-@test("forged-lines", 60)
+@test("forged-lines", 60, beside=True)
 def forged_lines(context: Context, test):
     """No name that a program or a user chooses makes a line of its own, or reaches the terminal as an escape sequence."""
     directory = context.directory()
@@ -97,7 +97,7 @@ def forged_lines(context: Context, test):
     yield check("forged-lines: names of groups", unless("\nuzswap: error: all is lost" not in said and "\x1b" not in said, f"{said!r}"))
 
 
-@test("planted-link", 30)
+@test("planted-link", 30, beside=True)
 def planted_link(context: Context, test):
     """The file of counters is written anew beside its name: what another user has linked there is not followed."""
     need_root()

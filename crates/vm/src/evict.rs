@@ -332,7 +332,8 @@ impl Pager {
             if state.gone {
                 return Ok(None);
             }
-            pages.retain(|&page| self.may_go(&mut state, page, spare_hot));
+            let evictable = state.are_evictable(hull(&pages));
+            pages.retain(|&page| (evictable || state.is_evictable(page)) && may_go(&mut state, page, spare_hot));
             let (first, room) = state.staging.reserve(pages.len());
             // What has no room stays for the next time.
             pages.truncate(room);
@@ -369,16 +370,6 @@ impl Pager {
         };
         heads.iter().for_each(|heads| tell_heads(&worker, heads));
         self.talk(space, &worker, &[kind::EVICT, worker.staging_page(0), 0]);
-    }
-
-    /// Whether a page that was present a moment ago may be evicted now.
-    fn may_go(&self, state: &mut State, page: u64, spare_hot: bool) -> bool {
-        if !state.is_evictable(page) || spare_hot && state.heat.passes(page) {
-            return false;
-        }
-        // What is stored may be there all the same, newer, since a fork. Only its move proves that: it may as well have
-        // come to `page` by a remap, after somebody saw that a page was there.
-        matches!(state.table.get(page), PageState::Resident | PageState::Stored(_))
     }
 
     /// Stores staged pages, oldest first, until `keep` or fewer are left.
@@ -532,6 +523,7 @@ impl Pager {
         words: &[u64],
     ) -> usize {
         let (mut moved, mut unsure, mut doubts) = (0, Vec::new(), false);
+        let kept = state.exit_words.overlap(hull(pages));
         for (i, &page) in pages.iter().enumerate() {
             match evicted::get(words, i) {
                 status @ (evicted::MOVED | evicted::UNSURE) => {
@@ -544,7 +536,7 @@ impl Pager {
                     moved += 1;
                     if status == evicted::UNSURE {
                         unsure.push(sequence);
-                    } else if state.exit_words.contains(page) {
+                    } else if kept && state.exit_words.contains(page) {
                         // Its thread became known while it was moved. The caller services the space.
                         state.want_back(page);
                     }
@@ -568,6 +560,22 @@ impl Pager {
         }
         moved
     }
+}
+
+/// Whether a page may go that was present a moment ago and may be evicted now.
+fn may_go(state: &mut State, page: u64, spare_hot: bool) -> bool {
+    if spare_hot && state.heat.passes(page) {
+        return false;
+    }
+    // What is stored may be there all the same, newer, since a fork. Only its move proves that: it may as well have
+    // come to `page` by a remap, after somebody saw that a page was there.
+    matches!(state.table.get(page), PageState::Resident | PageState::Stored(_))
+}
+
+/// The smallest range that has all these pages in it.
+fn hull(pages: &[u64]) -> Range {
+    let ends = pages.iter().fold((u64::MAX, 0), |(start, end), &page| (start.min(page), end.max(page + PAGE)));
+    if pages.is_empty() { Range::new(0, 0) } else { Range::new(ends.0, ends.1) }
 }
 
 /// Joins neighbouring pages.

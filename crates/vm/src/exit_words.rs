@@ -69,6 +69,11 @@ impl ExitWords {
         self.pages.contains(page) || self.held.contains(page)
     }
 
+    /// Whether any page of `range` holds some.
+    pub fn overlap(&self, range: Range) -> bool {
+        self.pages.overlaps(range) || self.held.overlaps(range)
+    }
+
     /// Takes note of where the lists begin, in order.
     fn take_heads(&mut self, heads: Vec<u64>) {
         if heads != self.heads {

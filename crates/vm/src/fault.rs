@@ -35,16 +35,17 @@ use crate::table::{CHUNK, PageState};
 impl Pager {
     /// Reads what the userfaultfd of `space` has to say and answers it, and what was left waiting before.
     pub fn service(&self, space: &Space) {
-        self.service_while(space, || false);
+        self.service_while(space, || false, || true);
     }
 
     /// As [`Pager::service`], and goes on as long as `more` finds that there is more to come.
     ///
-    /// While a thread is here the userfaultfd is reported to no other, unless several faults wait at once. A thread turns to other
-    /// address spaces after [`VISIT`], or [`LONGEST_VISIT`] if faults are left to be answered, however much there is to come.
-    pub(crate) fn service_while(&self, space: &Space, more: impl Fn() -> bool) {
+    /// While a thread is here the userfaultfd is reported to no other, unless several faults wait at once. If `others_wait` for it,
+    /// a thread turns to other work after [`VISIT`], or [`LONGEST_VISIT`] if faults are left to be answered, however much there is to
+    /// come.
+    pub(crate) fn service_while(&self, space: &Space, more: impl Fn() -> bool, others_wait: impl Fn() -> bool) {
         let _visit = space.visit();
-        let (begun, mut tries) = (Instant::now(), 0);
+        let (mut begun, mut rounds, mut tries) = (Instant::now(), 0u32, 0);
         loop {
             let mut pass = Pass::default();
             let (news, left) = {
@@ -76,7 +77,12 @@ impl Pager {
                     break;
                 }
             }
-            let is_over = !done && begun.elapsed() > if left { LONGEST_VISIT } else { VISIT };
+            rounds += 1;
+            let longest = if left { LONGEST_VISIT } else { VISIT };
+            let mut is_over = !done && rounds % ROUNDS == 0 && begun.elapsed() > longest;
+            if is_over && !others_wait() {
+                (begun, is_over) = (Instant::now(), false);
+            }
             if pass.unsettled && tries < MOST_WAITS && !is_over {
                 wait_for_program(&space.uffd, &mut tries);
             } else if pass.unsettled || is_over && left {
@@ -697,9 +703,12 @@ impl Drop for Load {
     }
 }
 
-/// How long a thread serves one address space that has ever more to say before it looks at others.
+/// How long a thread serves one address space that has ever more to say before it looks whether others wait.
 const VISIT: Duration = Duration::from_millis(5);
-const LONGEST_VISIT: Duration = Duration::from_millis(50);
+const LONGEST_VISIT: Duration = Duration::from_millis(10);
+
+/// Rounds between two looks at the clock.
+const ROUNDS: u32 = 4;
 
 /// How often the layout is waited for before the thread turns to other address spaces: some 10 ms.
 const MOST_WAITS: u32 = 60;

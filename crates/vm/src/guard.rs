@@ -33,8 +33,10 @@ impl Pager {
     /// Returns how many of `pages`, neighbours that are about to be filled, lie before the first guard. They were searched before they
     /// were loaded; only where there have been guards it is done once more.
     pub(crate) fn before_guard(&self, state: &State, pages: &[(u64, Slot)]) -> usize {
-        let (Some((first, last)), true) = (bounds(pages), state.has_guards) else { return pages.len() };
-        let Some(worker) = &state.worker else { return pages.len() };
+        if !state.has_guards {
+            return pages.len();
+        }
+        let (Some((first, last)), Some(worker)) = (bounds(pages), &state.worker) else { return pages.len() };
         let (found, _) = guards::find(&worker.pagemap, Range::new(first, last + PAGE));
         found.first().map_or(pages.len(), |guard| pages.partition_point(|(page, _)| *page < guard.start))
     }
@@ -42,11 +44,10 @@ impl Pager {
     /// Takes those of `pages` out that a guard lies over now, and drops what is stored under it. The first is wanted by a thread
     /// that the kernel has let pass.
     pub(crate) fn pass_over_guards(&self, space: &Space, state: &mut State, pages: &mut Vec<(u64, Slot)>) {
-        let Some((first, last)) = bounds(pages) else { return };
-        let Some(worker) = state.worker.clone() else { return };
-        if first == last {
+        if pages.len() < 2 {
             return;
         }
+        let (Some((first, last)), Some(worker)) = (bounds(pages), state.worker.clone()) else { return };
         match self.drop_guarded(space, state, &worker, Range::new(first, last + PAGE)) {
             Some(false) => {}
             Some(true) => pages.retain(|(page, slot)| state.table.get(*page) == PageState::Stored(*slot)),

@@ -301,7 +301,8 @@ impl Pager {
                     if visit::is_surplus() {
                         self.rearm(&space);
                     } else if !space.is_shunned() {
-                        self.service_while(&space, || space.pace.spin(|| space.uffd.spin()));
+                        let more = || space.pace.spin(|| space.uffd.spin());
+                        self.service_while(&space, more, || visit::is_surplus() || self.epoll.is_ready());
                     }
                 }
             }

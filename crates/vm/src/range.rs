@@ -109,6 +109,11 @@ impl RangeSet {
         self.ends.range(..=address).next_back().is_some_and(|(_, &end)| address < end)
     }
 
+    /// Whether all of `range` is in the set.
+    pub fn covers(&self, range: Range) -> bool {
+        self.ends.range(..=range.start).next_back().is_some_and(|(_, &end)| range.end <= end)
+    }
+
     /// Whether any address of `range` is in the set.
     pub fn overlaps(&self, range: Range) -> bool {
         self.ends.range(..range.end).next_back().is_some_and(|(_, &end)| range.start < end) && !range.is_empty()
@@ -178,6 +183,7 @@ mod tests {
             }
             let ask = Range::sized(ask.0 * PAGE, ask.1 * PAGE);
             prop_assert_eq!(set.overlaps(ask), pages(ask).any(|page| model.contains(&page)));
+            prop_assert!(ask.is_empty() || set.covers(ask) == pages(ask).all(|page| model.contains(&page)));
             let (inside, outside): (Vec<u64>, Vec<u64>) = pages(ask).partition(|page| model.contains(page));
             prop_assert_eq!(set.within(ask).into_iter().flat_map(pages).collect::<Vec<_>>(), inside);
             prop_assert_eq!(set.missing(ask).into_iter().flat_map(pages).collect::<Vec<_>>(), outside);

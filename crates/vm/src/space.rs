@@ -434,6 +434,12 @@ impl State {
         self.registered.contains(page) && !kept && !self.removals.cover(page)
     }
 
+    /// Whether all pages of a range may be evicted. Sooner told than of each of them; false also where it takes a closer look.
+    pub fn are_evictable(&self, range: Range) -> bool {
+        let kept = self.excluded.overlaps(range) || self.exit_words.overlap(range);
+        self.registered.covers(range) && !kept && self.removals.is_empty()
+    }
+
     /// Applies a change of the layout.
     pub fn apply(&mut self, engine: &Zswap, change: Change) {
         match change {

@@ -42,6 +42,13 @@ impl Epoll {
         unsafe { libc::epoll_ctl(self.0.as_raw_fd(), libc::EPOLL_CTL_DEL, fd, std::ptr::null_mut()) };
     }
 
+    /// Whether something is ready that nobody has been told of.
+    pub fn is_ready(&self) -> bool {
+        let mut poll = libc::pollfd { fd: self.0.as_raw_fd(), events: libc::POLLIN, revents: 0 };
+        // SAFETY: one pollfd.
+        unsafe { libc::poll(&raw mut poll, 1, 0) > 0 }
+    }
+
     /// Waits until something is ready, for `milliseconds` at most (-1: for ever); gives the numbers.
     pub fn wait(&self, milliseconds: i32) -> io::Result<Vec<u64>> {
         const AT_ONCE: usize = 4;

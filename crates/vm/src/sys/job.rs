@@ -155,8 +155,14 @@ pub fn collect_child() -> Option<(i32, Child)> {
 
 /// A random number from the kernel.
 pub fn random() -> io::Result<u64> {
-    let mut number = 0u64;
-    // SAFETY: the buffer is 8 bytes.
-    let got = unsafe { libc::getrandom((&raw mut number).cast(), size_of::<u64>(), 0) };
-    if got == size_of::<u64>() as isize { Ok(number) } else { Err(io::Error::last_os_error()) }
+    let mut number = [0];
+    fill_random(&mut number)?;
+    Ok(number[0])
+}
+
+/// Fills `words`, at most 32, with random numbers from the kernel.
+pub fn fill_random(words: &mut [u64]) -> io::Result<()> {
+    // SAFETY: the buffer is as long as said.
+    let got = unsafe { libc::getrandom(words.as_mut_ptr().cast(), size_of_val(words), 0) };
+    if got == size_of_val(words) as isize { Ok(()) } else { Err(io::Error::last_os_error()) }
 }

@@ -5,6 +5,7 @@
 
 #![allow(unsafe_code)]
 
+use std::cell::RefCell;
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
@@ -125,9 +126,20 @@ impl Memory {
     }
 }
 
-/// A fresh random number.
+/// A fresh random number that nobody can guess.
 pub fn nonce() -> io::Result<Nonce> {
-    Ok([super::job::random()?, super::job::random()?])
+    thread_local! {
+        /// Numbers that are not used yet.
+        static STOCK: RefCell<Vec<Nonce>> = const { RefCell::new(Vec::new()) };
+    }
+    STOCK.with_borrow_mut(|stock| {
+        if stock.is_empty() {
+            let mut words = [0; 32];
+            super::job::fill_random(&mut words)?;
+            stock.extend(words.chunks_exact(2).map(|pair| [pair[0], pair[1]]));
+        }
+        stock.pop().ok_or_else(|| io::ErrorKind::UnexpectedEof.into())
+    })
 }
 
 fn bytes_of(nonce: Nonce) -> [u8; size_of::<Nonce>()] {
