@@ -55,7 +55,7 @@ jobs: build deps
 	python3 tests/run.py --uzswap $(UZSWAP)
 
 soak: build deps
-	cargo test --locked -p uzswap-engine --features shuttle --test interleavings -- --include-ignored
+	UZSWAP_EXHAUST=1 cargo test --locked -p uzswap-engine --features shuttle --test interleavings
 	python3 tests/run.py --full --uzswap $(UZSWAP)
 
 torture: build

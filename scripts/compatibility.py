@@ -2,6 +2,10 @@
 """Runs known stress programs and test suites natively, then at a quarter of their memory under uzswap, and prints a table.
 
 Needs (Debian 12): apt-get install --no-install-recommends stress-ng bubblewrap redis-server redis-tools libpython3.11-testsuite
+
+Suites that Debian has in source packages only, and the Linux Test Project, are run if --sources names a directory where
+scripts/compatibility-sources.sh has built them.
+
 A row is `same` if exit status and the list of passed tests are those of the native run. "Never at its limit": the native peak is
 below the smallest limit, so that the row shows start, fork and exec under uzswap, and no eviction. Not part of `make test`.
 """
@@ -33,6 +37,7 @@ class Suite:
     what: str
     passed: str = ""            # a pattern of what says that one test has passed; without it the status alone counts
     seconds: float = 120
+    source: str = ""            # the directory below --sources where it runs
 
 
 def stress(stressor: str, *options: str) -> Suite:
@@ -44,6 +49,12 @@ def python(module: str) -> Suite:
     # Output of tests that run at the same time is not in order: the list is sorted.
     return Suite(f"CPython {module}", "libpython3.11-testsuite", [PYTHON, "-m", "test", "-v", module], module,
                  r"^(test_\w+ \([\w.]+\))[^\n]* \.\.\. ok$", 300)
+
+
+def programs(name: str, source: str, directory: str, names: str, seconds: float) -> Suite:
+    """Programs of which each is a test: their exit statuses are compared."""
+    script = f'for t in {names}; do [ -x {directory}/$t ] || continue; timeout 100 {directory}/$t >/dev/null 2>&1; echo "$t $?"; done'
+    return Suite(name, "", ["sh", "-c", script], f"{len(names.split())} programs", r"^(\S+ 0)$", seconds, source)
 
 
 REDIS = """
@@ -68,6 +79,44 @@ BWRAP = ["bwrap", "--unshare-pid", "--unshare-net", "--die-with-parent", "--ro-b
          "ok=all(x==bytes([i%251])*997 for i,x in enumerate(d)); print(ok, flush=True);"
          "os._exit(not ok) if p==0 else os.waitpid(p,0)"]
 
+REDIS_SUITE = ["tclsh", "tests/test_helper.tcl", "--clients", "2", "--tags", "-needs:debug -large-memory -slow",
+               *(word for unit in ("unit/keyspace", "unit/dump", "unit/scan", "unit/sort", "unit/multi", "unit/bitops", "unit/type/list", "unit/type/set",
+                                   "unit/type/zset", "unit/type/hash", "unit/type/stream", "unit/type/string", "unit/expire", "unit/hyperloglog",
+                                   "unit/geo", "integration/rdb", "integration/aof") for word in ("--single", unit))]
+
+SQLITE_SUITE = """
+for t in select1 select2 select3 select4 insert insert2 update delete delete2 where where2 where7 join join2 index index3 trans trans2 savepoint2
+         vacuum vacuum2 bigrow blob fts3aa fts3ab fts3rnd malloc malloc3 memdb memsubsys1 mmap1 mmap2 pager1 rollback speed1 sort sort2 sort4
+         temptable thread1 thread2 trigger2 view wal wal2 walthread window1 with1 without_rowid1 json101 rtree corrupt corrupt2; do
+    [ -e test/$t.test ] || continue
+    ./testfixture test/$t.test 2>&1 | sed "s/^/$t:/"
+done
+"""
+
+JEMALLOC_SUITE = """
+for t in test/unit/*[!.o] test/integration/*; do
+    case $t in *.*) continue;; esac
+    [ -x $t ] && [ -f $t ] || continue
+    (export MALLOC_CONF=; [ -e $t.sh ] && . ./$t.sh 2>/dev/null; timeout 100 $t 2>&1 | sed "s|^|$t: |")
+done
+"""
+
+LTP = """mmap01 mmap02 mmap03 mmap04 mmap05 mmap06 mmap08 mmap09 mmap10 mmap12 mmap13 mmap14 mmap15 mmap16 mmap17 mmap18 mmap19 mmap20 munmap01 munmap02 munmap03
+mremap01 mremap02 mremap03 mremap04 mremap05 mremap06 mremap07 mprotect01 mprotect02 mprotect03 mprotect04 mprotect05 mincore01 mincore02 mincore03 mincore04
+mlock01 mlock02 mlock03 mlock04 mlock05 madvise01 madvise02 madvise03 madvise05 madvise07 madvise08 madvise09 madvise10 madvise11 brk01 brk02 fork01
+fork03 fork04 fork05 fork07 fork08 fork09 fork10 fork13 fork14 clone01 clone02 clone03 clone04 clone05 clone06 clone07 clone08 clone09 vfork01 vfork02
+msync01 msync02 msync03 msync04 userfaultfd01 userfaultfd02 userfaultfd03 userfaultfd04 userfaultfd05 process_vm01 process_vm_readv02 process_vm_readv03
+remap_file_pages01 remap_file_pages02 mmapstress01 mmapstress02 mmapstress03 mmapstress04 mmapstress05 mmapstress06 mmapstress07 mmapstress08
+mmapstress09 mmapstress10 mmap1 mmap2 mmap3 mmap-corruption01 mtest01 mem02 page01 page02 data_space stack_space vma01 vma02 vma03 vma04 vma05_vdso
+thp01 thp02 thp03 thp04 min_free_kbytes swapping01 ksm01 ksm03 ksm05 mallocstress mallopt01 mallinfo01 mallinfo02 dirtyc0w dirtyc0w_shmem shmt02 shmt09"""
+
+GLIBC_SUITE = """
+for t in $(ls malloc/tst-*.out 2>/dev/null | sed 's/.out$//'); do
+    [ -x $t ] || continue
+    timeout 100 elf/ld-linux-x86-64.so.2 --library-path .:math:elf:dlfcn:nss:nis:rt:resolv:mathvec:support:crypt:nptl $t >/dev/null 2>&1; echo "$t $?"
+done
+"""
+
 # Left out are stressors that exhaust what a whole machine has (forkheavy, vforkmany, zombie, resources): other work on it fails.
 SUITES = [
     stress("vm", "--vm-bytes", "96M", "--vm-method", "all"),
@@ -86,11 +135,17 @@ SUITES = [
     Suite("redis data", "redis-server", ["sh", "-c", REDIS], "300,000 keys, benchmark, BGSAVE, reload, digests",
           r"^([0-9a-f]{40})$", 120),
     Suite("bubblewrap", "bubblewrap", BWRAP, "a forking Python in pid and net namespaces", r"^(True)$", 60),
+    Suite("Redis", "", REDIS_SUITE, "its own suite, 17 units", r"^\[ok\]: (.*?)(?: \(\d+ ms\))?$", 600, "redis-src"),
+    Suite("SQLite", "", ["sh", "-c", SQLITE_SUITE], "54 files of its suite", r"^(\S+)\.\.\. Ok$", 600, "sqlite3-src"),
+    Suite("jemalloc", "", ["sh", "-c", JEMALLOC_SUITE], "unit and integration tests", r"^(\S+: \S+ \([\w-]+\)): pass$", 400, "jemalloc-src"),
+    Suite("glibc malloc", "", ["sh", "-c", GLIBC_SUITE], "malloc/tst-*", r"^(\S+ 0)$", 900, "glibc-build"),
+    programs("LTP", "ltp-src", "bin", LTP, 900),
 ]
 
 
-def run(suite: Suite, uzswap: Path | None, limit: int) -> tuple[harness.Outcome, list[str]]:
-    directory = Path(tempfile.mkdtemp(prefix="compat-", dir="/var/tmp"))
+def run(suite: Suite, sources: Path | None, uzswap: Path | None, limit: int) -> tuple[harness.Outcome, list[str]]:
+    temporary = Path(tempfile.mkdtemp(prefix="compat-", dir="/var/tmp"))
+    directory = sources / suite.source if sources and suite.source else temporary
     argv = [str(uzswap), "run", "--memory-max", str(limit), "--quiet", "--", *suite.argv] if uzswap else suite.argv
     job = harness.Job(argv, directory, uzswap=uzswap)
     text = []
@@ -102,16 +157,16 @@ def run(suite: Suite, uzswap: Path | None, limit: int) -> tuple[harness.Outcome,
             outcome.hang = outcome.hang or "processes were left behind"
     finally:
         job.kill()
-        shutil.rmtree(directory, ignore_errors=True)
+        shutil.rmtree(temporary, ignore_errors=True)
     outcome.stdout = text[0]
     return outcome, sorted(re.findall(suite.passed, text[0], re.MULTILINE)) if suite.passed else []
 
 
-def compare(suite: Suite, uzswap: Path) -> tuple[list[str], str]:
+def compare(suite: Suite, sources: Path | None, uzswap: Path) -> tuple[list[str], str]:
     """A row of the table, and what to look at if it is not `same`."""
-    native, passed = run(suite, None, 0)
+    native, passed = run(suite, sources, None, 0)
     limit = max(SMALLEST_LIMIT, native.peak // 4)
-    ours, also = run(suite, uzswap, limit)
+    ours, also = run(suite, sources, uzswap, limit)
     if ours.hang:
         result = "HANG"
     elif native.status != ours.status:
@@ -129,7 +184,12 @@ def compare(suite: Suite, uzswap: Path) -> tuple[list[str], str]:
     return [suite.name, suite.what, f"{native.peak / MIB:.0f}", f"{limit / MIB:.0f}", result], detail
 
 
-def version(package: str) -> str:
+def version(suite: Suite, sources: Path | None) -> str:
+    """What is installed, or was built from; empty if there is nothing."""
+    if suite.source:
+        built = sources / suite.source / "VERSION-BUILT" if sources else Path("/nonexistent")
+        return built.read_text().strip() if built.exists() else ""
+    package = suite.package
     found = subprocess.run(["dpkg-query", "-W", "-f", "${Version}", package], capture_output=True, text=True, check=False)
     return found.stdout if found.returncode == 0 else ""
 
@@ -138,18 +198,21 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("only", nargs="*", metavar="WORD", help="run the suites whose names contain one of these")
     parser.add_argument("--uzswap", default="target/release/uzswap")
+    parser.add_argument("--sources", type=Path, help="where scripts/compatibility-sources.sh has built")
     options = parser.parse_args()
     uzswap = Path(options.uzswap).resolve()
     chosen = [suite for suite in SUITES if not options.only or any(word in suite.name for word in options.only)]
-    versions = {suite.package: version(suite.package) for suite in chosen}
+    sources = options.sources and options.sources.resolve()
+    chosen = [suite for suite in chosen if sources or not suite.source]
+    versions = {suite.package or suite.source: version(suite, sources) for suite in chosen}
     missing = [package for package, found in versions.items() if not found]
     if missing:
         sys.exit(f"compatibility.py: not installed: {' '.join(missing)}")
     print("| suite | version | what was run | peak, MiB | limit, MiB | result |\n|---|---|---|---|---|---|", flush=True)
     different = 0
     for suite in chosen:
-        row, detail = compare(suite, uzswap)
-        print("| " + " | ".join([row[0], versions[suite.package], *row[1:]]) + " |", flush=True)
+        row, detail = compare(suite, sources, uzswap)
+        print("| " + " | ".join([row[0], versions[suite.package or suite.source], *row[1:]]) + " |", flush=True)
         if detail:
             different += 1
             print(f"--- {suite.name}\n{detail}\n---", file=sys.stderr, flush=True)

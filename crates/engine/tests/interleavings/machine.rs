@@ -22,6 +22,11 @@ pub fn exhaust(scenario: fn()) {
     }
 }
 
+/// Runs a scenario in every schedule there is if `UZSWAP_EXHAUST` is set, in some at random otherwise.
+pub fn exhaust_if_asked(scenario: fn()) {
+    if std::env::var_os("UZSWAP_EXHAUST").is_some() { exhaust(scenario) } else { explore(scenario) }
+}
+
 /// Runs a scenario in schedules taken at random: of all, and of those with few preemptions.
 pub fn explore(scenario: fn()) {
     if !replay(scenario) {
