@@ -12,7 +12,7 @@ unpack() { # package: into package-src
 
 # The servers of the binary package are what is tested.
 version=$(unpack redis | tail -1)
-(cd redis-src && for program in server cli benchmark check-aof check-rdb sentinel; do ln -sf "$(command -v redis-$program)" "src/redis-$program"; done
+(cd redis-src && for program in server cli benchmark check-aof check-rdb; do ln -sf "$(command -v redis-$program)" "src/redis-$program"; done
  echo "$version" >VERSION-BUILT)
 
 version=$(unpack jemalloc | tail -1)

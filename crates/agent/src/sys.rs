@@ -53,6 +53,8 @@ pub const SYS_READLINK: usize = 89;
 pub const ESRCH: isize = 3;
 pub const EAGAIN: isize = 11;
 pub const EBUSY: isize = 16;
+pub const EEXIST: isize = 17;
+pub const ENOENT: isize = 2;
 pub const EINTR: isize = 4;
 
 /// Any system call.

@@ -40,7 +40,7 @@ use uzswap_proto::{
 use crate::area::{REGION_LEN, Region};
 use crate::attach::socket_path;
 use crate::robust::Lists;
-use crate::sys::{self, EAGAIN, EBUSY, EINTR, ESRCH, Processors, call};
+use crate::sys::{self, EAGAIN, EBUSY, EEXIST, EINTR, ENOENT, ESRCH, Processors, call};
 use crate::tether::{self, Tie};
 
 /// The program that gets a worker.
@@ -424,6 +424,21 @@ impl Worker {
         }
     }
 
+    /// Finds out where a page is of which the kernel says that something was at its destination already (EEXIST).
+    ///
+    /// Nothing was there before. But where the kernel migrates pages at the same time, a UFFDIO_MOVE of several pages may say so of pages that
+    /// it has moved itself (docs/decisions/0010-changes-without-an-event.md). So the page is moved back.
+    fn where_is(&self, to: u64, from: u64) -> u8 {
+        match move_pages(self.uffd, from, to, 1, 0) {
+            // It is back; or it was never away.
+            result if result == PAGE_SIZE as isize || result == -EEXIST => evicted::KEPT,
+            // There is nothing at the destination.
+            result if result == -ENOENT => EEXIST as u8,
+            // It is at the destination and cannot be moved from there at this moment.
+            _ => evicted::MOVED,
+        }
+    }
+
     /// Whether all from `start` to `end` lies in one mapping that is registered with a userfaultfd.
     ///
     /// UFFDIO_CONTINUE never does anything to private memory. It is refused because the destination is not registered
@@ -452,6 +467,7 @@ impl Worker {
         match result {
             moved if moved > 0 => (moved as usize / PAGE_SIZE, evicted::MOVED),
             error if error == -EAGAIN => (0, evicted::NOT_TRIED),
+            error if error == -EEXIST => (0, self.where_is(to, from)),
             error => (0, (-error).clamp(1, evicted::UNSURE as isize - 1) as u8),
         }
     }
@@ -469,7 +485,7 @@ impl Worker {
         const MADV_DONTNEED: usize = 4;
         let trash = self.region.trash() as u64;
         let pages = pages.min(MAX_BATCH_PAGES as u64);
-        let mut done = 0;
+        let (mut done, mut retries) = (0, RETRIES);
         while done < pages {
             let from = address + done * PAGE_SIZE as u64;
             match move_pages(self.trash_uffd, trash, from, (pages - done) as usize, ALLOW_SRC_HOLES) {
@@ -479,6 +495,12 @@ impl Worker {
                     done += moved as u64 / PAGE_SIZE as u64;
                 }
                 result if result == -EAGAIN => {}
+                // Moved, though the kernel says otherwise (see `where_is`). What has left is skipped next time.
+                result if result == -EEXIST && retries > 0 => {
+                    retries -= 1;
+                    // SAFETY: the trash area is ours.
+                    unsafe { call!(sys::SYS_MADVISE, trash, (pages - done) * PAGE_SIZE as u64, MADV_DONTNEED) };
+                }
                 _ => break,
             }
         }
@@ -536,7 +558,8 @@ impl Eviction {
                 index += offset;
                 let moved = index < self.pages && evicted::get(&self.reply, index) == evicted::MOVED;
                 let from = self.to + (index * PAGE_SIZE) as u64;
-                if moved && move_pages(uffd, page, from, 1, 0) == PAGE_SIZE as isize {
+                // Where the kernel says that the page is there already, it has moved it (see `where_is`).
+                if moved && [PAGE_SIZE as isize, -EEXIST].contains(&move_pages(uffd, page, from, 1, 0)) {
                     evicted::set(&mut self.reply, index, evicted::KEPT);
                 }
                 return;
@@ -612,6 +635,9 @@ struct Address {
     family: u16,
     path: [u8; SOCKET_PATH],
 }
+
+/// How often a DISCARD is tried again after the kernel has said that it did not move what it has moved.
+const RETRIES: usize = 16;
 
 /// How often the manager is called. It ends a connection that is silent for long, as that of a process that is stopped before it
 /// can call.
