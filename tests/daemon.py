@@ -126,7 +126,7 @@ def daemon_jobs(context: Context, test):
     yield check("daemon: ends", unless(outcome.status == 0 and not outcome.stdout, complaint(outcome)), *daemon.is_gone())
 
 
-@test("daemon-neighbours", 120)
+@test("daemon-neighbours", 120, beside=True)
 def neighbours(context: Context, test):
     """A job that thrashes takes nothing from the protected memory of its neighbour."""
     daemon = Daemon(context, "--memory-max", "160M")
@@ -351,7 +351,7 @@ def errors(context: Context, test):
     yield check("daemon-errors: ends", unless(daemon.end().status == 0, "status"), *daemon.is_gone())
 
 
-@test("daemon-hostile", 90)
+@test("daemon-hostile", 90, beside=True)
 def hostile(context: Context, test):
     """Those who join and misbehave, or only flood: no other job notices."""
     daemon = Daemon(context)

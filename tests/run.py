@@ -37,6 +37,10 @@ import tracers          # noqa: F401
 import containers       # noqa: F401
 
 
+# Tests that run at the same time, of those that may: most of their time they wait.
+AT_ONCE = 3
+
+
 def arguments():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("tests", nargs="*", metavar="NAME", help="tests to run (default: all)")
@@ -74,11 +78,10 @@ def show(result: suite.Result, seconds: float) -> None:
     print(f"{word:<5}{result.name} ({seconds:.1f}s){detail}", flush=True)
 
 
-def run_pairs(context: suite.Context, selected) -> list[suite.Result]:
-    """Runs tests two at a time, those that may take longest first: this process and a child of it take one after the other."""
+def run_beside(context: suite.Context, selected) -> list[suite.Result]:
+    """Runs tests a few at a time, those that may take longest first: this process and children of it take one after the other."""
     selected = sorted(selected, key=lambda test: -test.seconds)
-    ours, theirs = multiprocessing.Pipe()
-    taken = multiprocessing.Value("i", 0)
+    fork, taken = multiprocessing.get_context("fork"), multiprocessing.Value("i", 0)
 
     def untaken():
         while True:
@@ -89,25 +92,31 @@ def run_pairs(context: suite.Context, selected) -> list[suite.Result]:
                 return
             yield selected[number]
 
-    def second():
+    def other(pipe):
         own = suite.Context(context.uzswap, context.full)
         try:
-            theirs.send(run_tests(own, untaken()))
+            pipe.send(run_tests(own, untaken()))
         finally:
             own.close()
 
-    child = multiprocessing.get_context("fork").Process(target=second)
-    child.start()
-    theirs.close()
+    others = []
+    for _ in range(min(AT_ONCE, len(selected)) - 1):
+        ours, theirs = multiprocessing.Pipe(duplex=False)
+        others.append((fork.Process(target=other, args=[theirs]), ours))
+        others[-1][0].start()
+        theirs.close()
     try:
         results = run_tests(context, untaken())
-        try:
-            return results + ours.recv()
-        except EOFError:
-            return [*results, suite.Result("the second of two at a time", False, "ended early")]
+        for _, pipe in others:
+            try:
+                results += pipe.recv()
+            except EOFError:
+                results.append(suite.Result("one of several at a time", False, "ended early"))
+        return results
     finally:
-        child.terminate()
-        child.join()
+        for process, _ in others:
+            process.terminate()
+            process.join()
 
 
 def run_tests(context: suite.Context, selected) -> list[suite.Result]:
@@ -150,7 +159,7 @@ def main() -> int:
     context = suite.Context(uzswap_binary(options.uzswap), options.full)
     try:
         alone = [test for test in selected if not test.beside]
-        results = run_pairs(context, [test for test in selected if test.beside]) + run_tests(context, alone)
+        results = run_beside(context, [test for test in selected if test.beside]) + run_tests(context, alone)
     finally:
         context.close()
     if options.json:
