@@ -14,6 +14,8 @@ pub const SYS_POLL: usize = 7;
 pub const SYS_MMAP: usize = 9;
 pub const SYS_MUNMAP: usize = 11;
 pub const SYS_RT_SIGPROCMASK: usize = 14;
+pub const SYS_RT_SIGACTION: usize = 13;
+pub const SYS_ALARM: usize = 37;
 pub const SYS_IOCTL: usize = 16;
 pub const SYS_MADVISE: usize = 28;
 pub const SYS_SHMAT: usize = 30;
@@ -210,4 +212,20 @@ pub fn block_signals() -> u64 {
 pub fn restore_signals(mask: u64) {
     // SAFETY: the mask lives on this stack.
     unsafe { call!(SYS_RT_SIGPROCMASK, 2, &raw const mask, 0, 8) };
+}
+
+/// Has this process, a worker with its own table of signal handlers, ended by SIGALRM in so many seconds, wherever it waits then. With 0,
+/// never.
+pub fn end_in(seconds: usize) {
+    const SIGALRM: usize = 14;
+    const SIG_SETMASK: usize = 2;
+    // The kernel's `struct sigaction` of zeros: the default, which ends the process.
+    let default = [0u64; 4];
+    let mask = if seconds == 0 { u64::MAX } else { !(1 << (SIGALRM - 1)) };
+    // SAFETY: both structures have the kernel's layout.
+    unsafe {
+        call!(SYS_RT_SIGACTION, SIGALRM, &raw const default, 0, 8);
+        call!(SYS_ALARM, seconds);
+        call!(SYS_RT_SIGPROCMASK, SIG_SETMASK, &raw const mask, 0, 8);
+    }
 }

@@ -511,12 +511,17 @@ impl Worker {
 /// Whether faults of this forked child are served by a living manager: its beacon, emptied, is filled again.
 fn is_served(page: usize) -> bool {
     const MADV_DONTNEED: usize = 4;
+    /// Seconds. Without a manager, and with a tether that keeps the userfaultfd open, there is never an answer.
+    const PATIENCE: usize = 5;
+    sys::end_in(PATIENCE);
     // SAFETY: the beacon is the agent's own page, of which only this process uses the first word. If the program has unmapped
     // it the worker ends here by a signal, and the program runs on.
-    unsafe {
+    let served = unsafe {
         call!(sys::SYS_MADVISE, page, PAGE_SIZE, MADV_DONTNEED);
         (page as *const u64).read_volatile() == beacon::INHERITED
-    }
+    };
+    sys::end_in(0);
+    served
 }
 
 /// What the worker knows of the registration of a range.
