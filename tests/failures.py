@@ -41,7 +41,7 @@ def uzswap_files(job: harness.Job) -> list[tuple[str, os.stat_result]]:
     return found
 
 
-@test("swap-file", 60, beside=True)
+@test("swap-file", 60)
 def swap_file(context: Context, test):
     """The swap file is nobody else's to read from the moment it exists, and gone afterwards."""
     directory = context.directory()
@@ -140,7 +140,7 @@ def strike(context: Context, name: str, which: str, delay: float, argv, seconds:
                  unless(not any(directory.iterdir()), f"files left: {list(directory.iterdir())}"))
 
 
-@test("kill-9", 10, beside=True)
+@test("kill-9", 10)
 def kill_nine(context: Context, test):
     rng = random.Random(9)
     load = [context.program("shadow"), 128, 60, 1]

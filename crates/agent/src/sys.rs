@@ -51,6 +51,8 @@ pub const SYS_IO_URING_REGISTER: usize = 427;
 pub const SYS_MSEAL: usize = 462;
 pub const SYS_KILL: usize = 62;
 pub const SYS_READLINK: usize = 89;
+pub const SYS_OPEN: usize = 2;
+pub const SYS_FLOCK: usize = 73;
 
 pub const ESRCH: isize = 3;
 pub const EAGAIN: isize = 11;

@@ -326,15 +326,29 @@ impl Worker {
         }
     }
 
-    /// The manager is gone: evicted pages are lost, and the program with them. Nobody may be left to clear away this
-    /// library.
+    /// The connection is gone: evicted pages are lost, and the program with them. If the manager is gone, too, nobody may be left to clear
+    /// away this library; it has the file locked as long as it lives.
     fn kill_program(&self) -> ! {
+        const LOCK_EX_NB: usize = 2 | 4;
+        const LOOKS: usize = 50;
+        const MILLISECONDS: usize = 2;
         kill(self.program as isize);
         let socket = socket_path();
         // SAFETY: the greeting, which came from the manager, ends with a zero byte, as does the path of the socket.
         unsafe {
-            call!(sys::SYS_UNLINK, self.greeting[1..].as_ptr());
-            call!(sys::SYS_UNLINK, socket.as_ptr());
+            let library = self.greeting[1..].as_ptr();
+            let file = call!(sys::SYS_OPEN, library, 0, 0);
+            // A process that ends closes its descriptors one after the other.
+            let mut looks = 0;
+            while file >= 0 && looks < LOOKS {
+                if call!(sys::SYS_FLOCK, file, LOCK_EX_NB) == 0 {
+                    call!(sys::SYS_UNLINK, library);
+                    call!(sys::SYS_UNLINK, socket.as_ptr());
+                    break;
+                }
+                call!(sys::SYS_POLL, 0, 0, MILLISECONDS);
+                looks += 1;
+            }
         }
         sys::exit(0)
     }
