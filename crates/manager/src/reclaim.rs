@@ -296,7 +296,7 @@ impl Reclaimer {
         let engine = &self.shrink_worker.engine;
         // Before the kill: what the process has swapped out goes with it.
         let cause = Cause::find(&self.taker.groups, engine, &self.disk, charge, &session.charge());
-        if session.pidfd.kill(libc::SIGKILL).is_ok() {
+        if !session.pidfd.has_ended() {
             session.charge().count(|events| &events.oom_kill);
             let mib = |bytes: u64| bytes >> 20;
             let (current, max) = (mib(charge.current.load(Relaxed)), mib(charge.max()));
@@ -311,6 +311,8 @@ impl Reclaimer {
                 "error: out of memory: killed process {pid}, {bytes} MiB resident; {who} has {current} of {max} MiB, and {cause}: \
                  {advice}"
             ));
+            // Last: with its program the job ends, and this process does not wait for a word that is still to be said. It may have ended.
+            let _ = session.pidfd.kill(libc::SIGKILL);
         }
     }
 }
