@@ -129,8 +129,7 @@ def strike(context: Context, name: str, which: str, delay: float, argv, seconds:
             os.kill(pid, signal.SIGKILL)
         except ProcessLookupError:
             pass
-    # A child that was just forked has no guard of its own yet: it waits for its pages, and for nothing else.
-    gone = job.gone_within(seconds) or which == "both" and all(map(is_held, job.survivors()))
+    gone = job.gone_within(seconds)
     outcome = job.finish()
     return check(f"{name} after {delay:.2f}s", unless(started and pids, "the manager was not found"),
                  unless(running >= 3, f"only {running} processes ran"),
@@ -139,12 +138,6 @@ def strike(context: Context, name: str, which: str, delay: float, argv, seconds:
                  unless("every page as expected" not in outcome.stdout, "the program had ended before"),
                  unless(harness.leftovers() <= before, f"left behind: {harness.leftovers() - before}"),
                  unless(not any(directory.iterdir()), f"files left: {list(directory.iterdir())}"))
-
-
-def is_held(pid: int) -> bool:
-    """Whether a process has ended, or waits in all its threads for pages that nobody serves any more."""
-    stacks = [harness.read(f"/proc/{pid}/task/{task}/stack") for task in os.listdir(f"/proc/{pid}/task")] if os.path.exists(f"/proc/{pid}") else []
-    return (harness.stat_fields(pid) or [b"Z"])[0] == b"Z" or all(b"handle_userfault" in stack for stack in stacks)
 
 
 @test("kill-9", 10)

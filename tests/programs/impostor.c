@@ -172,9 +172,10 @@ static int foreign_userfaultfd(int device)
 	if (socketpair(AF_UNIX, SOCK_SEQPACKET, 0, pair))
 		die("socketpair");
 	if (!fork()) {
+		/* Before the parent hears of the child, after which it may end at any time. */
+		prctl(PR_SET_PDEATHSIG, SIGKILL);
 		fd = userfaultfd(device);
 		transmit(pair[1], &word, 1, &fd, 1);
-		prctl(PR_SET_PDEATHSIG, SIGKILL);
 		for (;;)
 			pause();
 	}

@@ -120,16 +120,18 @@ pub extern "C" fn before_fork() {
 /// To be called in a forked child before anything else.
 pub extern "C" fn in_forked_child() {
     let Some(job) = job() else { return };
-    let inherits = INHERITABLE.load(Relaxed);
-    let nonce = match look_at_beacon() {
+    let (inherits, is_filtered) = (INHERITABLE.load(Relaxed), calls::is_filtered());
+    // A thread that touches the beacon waits if the manager is gone and the memory keeps its userfaultfd open. So where there will be a
+    // worker, the worker does it, which can be ended.
+    let nonce = match if inherits && !is_filtered { [0; 3] } else { look_at_beacon() } {
         [beacon::INHERITED, low, high] => Some([low, high]),
         _ => None,
     };
-    if inherits && nonce.is_none() {
-        // No manager has answered: it is gone, and with it what this process has inherited.
-        sys::die();
-    }
-    if calls::is_filtered() {
+    if is_filtered {
+        if inherits && nonce.is_none() {
+            // No manager has answered: it is gone, and with it what this process has inherited.
+            sys::die();
+        }
         CONTROL.store(0, Relaxed);
         return;
     }
@@ -146,7 +148,7 @@ fn look_at_beacon() -> [u64; 3] {
 
 /// What a forked child has of its parent.
 struct Inheritance {
-    /// What the manager wrote into its beacon, if it did.
+    /// What the manager wrote into its beacon, if it did; of a child that inherits its worker finds it out.
     nonce: Option<Nonce>,
     /// Whether it may have inherited evicted pages.
     inherits: bool,
@@ -193,6 +195,9 @@ fn attach(job: Job, inheritance: Option<Inheritance>) {
     });
     processors.iter().for_each(sys::run_on);
     if made.is_err() {
+        if inherits && look_at_beacon()[0] != beacon::INHERITED {
+            sys::die();
+        }
         let text = b"uzswap: warning: a process runs unmanaged: no memory or process left for its worker\n";
         // SAFETY: writes a constant.
         unsafe { call!(sys::SYS_WRITE, 2, text.as_ptr(), text.len()) };
@@ -216,8 +221,9 @@ fn start_worker(region: Region, control: *const Control) -> isize {
             }
         } else {
             let worker = sys::clone_memory(0, region.stack_top() as *mut u8, worker::alone, control);
-            if worker > 0 && !(*control).may_wait() {
-                (*control).wait_until_settled(worker);
+            if worker > 0 && !(*control).may_wait() && !(*control).wait_until_settled(worker) {
+                sys::kill(worker);
+                sys::die();
             }
             worker
         }

@@ -25,6 +25,7 @@
 mod attach;
 mod worker;
 
+mod family;
 mod robust;
 mod tether;
 

@@ -9,13 +9,13 @@ use core::arch::asm;
 #[cfg(not(all(target_os = "linux", target_arch = "x86_64")))]
 compile_error!("the agent knows the system calls of x86-64 Linux only");
 
+pub const SYS_READ: usize = 0;
+pub const SYS_LSEEK: usize = 8;
 pub const SYS_PREAD64: usize = 17;
 pub const SYS_POLL: usize = 7;
 pub const SYS_MMAP: usize = 9;
 pub const SYS_MUNMAP: usize = 11;
 pub const SYS_RT_SIGPROCMASK: usize = 14;
-pub const SYS_RT_SIGACTION: usize = 13;
-pub const SYS_ALARM: usize = 37;
 pub const SYS_IOCTL: usize = 16;
 pub const SYS_MADVISE: usize = 28;
 pub const SYS_SHMAT: usize = 30;
@@ -53,6 +53,8 @@ pub const SYS_KILL: usize = 62;
 pub const SYS_READLINK: usize = 89;
 pub const SYS_OPEN: usize = 2;
 pub const SYS_FLOCK: usize = 73;
+pub const SYS_GETDENTS64: usize = 217;
+pub const SYS_OPENAT: usize = 257;
 
 pub const ESRCH: isize = 3;
 pub const EAGAIN: isize = 11;
@@ -96,6 +98,20 @@ pub fn die() -> ! {
         call!(SYS_KILL, call!(SYS_GETPID), SIGKILL);
     }
     exit(137)
+}
+
+/// Kills a process that `clone_memory` made, and which was not collected.
+pub fn kill(pid: isize) {
+    const SIGKILL: usize = 9;
+    // SAFETY: no pointers.
+    unsafe { call!(SYS_KILL, pid, SIGKILL) };
+}
+
+/// Kills the process that a pidfd, or a directory `/proc/PID`, stands for.
+pub fn kill_by(handle: isize) {
+    const SIGKILL: usize = 9;
+    // SAFETY: no signal information.
+    unsafe { call!(SYS_PIDFD_SEND_SIGNAL, handle, SIGKILL, 0, 0) };
 }
 
 /// Ends this process.
@@ -214,20 +230,4 @@ pub fn block_signals() -> u64 {
 pub fn restore_signals(mask: u64) {
     // SAFETY: the mask lives on this stack.
     unsafe { call!(SYS_RT_SIGPROCMASK, 2, &raw const mask, 0, 8) };
-}
-
-/// Has this process, a worker with its own table of signal handlers, ended by SIGALRM in so many seconds, wherever it waits then. With 0,
-/// never.
-pub fn end_in(seconds: usize) {
-    const SIGALRM: usize = 14;
-    const SIG_SETMASK: usize = 2;
-    // The kernel's `struct sigaction` of zeros: the default, which ends the process.
-    let default = [0u64; 4];
-    let mask = if seconds == 0 { u64::MAX } else { !(1 << (SIGALRM - 1)) };
-    // SAFETY: both structures have the kernel's layout.
-    unsafe {
-        call!(SYS_RT_SIGACTION, SIGALRM, &raw const default, 0, 8);
-        call!(SYS_ALARM, seconds);
-        call!(SYS_RT_SIGPROCMASK, SIG_SETMASK, &raw const mask, 0, 8);
-    }
 }

@@ -26,7 +26,8 @@
 //! Shares its memory with the program: it writes only to its own stack, to the control mapping and, by UFFDIO_MOVE, to
 //! the staging and trash areas.
 
-use core::mem::size_of;
+use core::ffi::CStr;
+use core::mem::{size_of, size_of_val};
 use core::sync::atomic::{
     AtomicBool, AtomicIsize, AtomicU32, AtomicUsize,
     Ordering::{Acquire, Relaxed, Release},
@@ -39,6 +40,7 @@ use uzswap_proto::{
 
 use crate::area::{REGION_LEN, Region};
 use crate::attach::socket_path;
+use crate::family;
 use crate::robust::Lists;
 use crate::sys::{self, EAGAIN, EBUSY, EEXIST, EINTR, ENOENT, ESRCH, Processors, call};
 use crate::tether::{self, Tie};
@@ -53,13 +55,16 @@ pub struct Program {
     pub forked: bool,
     /// Whether it has inherited evicted pages: then it does not live without a manager.
     pub inherits: bool,
-    /// What the manager wrote into its beacon, if it did.
+    /// What the manager wrote into its beacon, if it did. Of a program that inherits the worker finds it out.
     pub nonce: Option<Nonce>,
     /// Whether it runs on at once, and is attached if it is still there a while later.
     pub may_wait: bool,
     /// Where it may run, if its thread stays where it is meanwhile.
     pub processors: Option<Processors>,
 }
+
+/// The name of a worker, as `/proc/PID/comm` tells it.
+pub const NAME: &CStr = c"uzswap-agent";
 
 /// What the program's thread, the usher and the worker tell each other, one after the other.
 pub struct Control {
@@ -100,19 +105,30 @@ impl Control {
         unsafe { call!(sys::SYS_FUTEX, &raw const self.settled, FUTEX_WAKE_PRIVATE, 1) };
     }
 
-    /// Waits until the worker, a child of the caller, has settled or ended, but not for ever.
-    pub fn wait_until_settled(&self, worker: isize) {
+    /// Waits until the worker, a child of the caller, has settled or ended, but not for ever. False if the program has inherited evicted
+    /// pages and no manager is left to serve them: then the caller ends worker and program.
+    ///
+    /// Such a worker waits for its beacon, and where the memory itself keeps the userfaultfd open (`tether.rs`) nothing else wakes it.
+    pub fn wait_until_settled(&self, worker: isize) -> bool {
         const FUTEX_WAIT_PRIVATE: usize = 128;
         const TRIES: usize = 40;
+        const TRIES_IF_IT_INHERITS: usize = 100;
         let moment = [0u64, 50_000_000];
-        for _ in 0..TRIES {
+        for _ in 0..if self.program.inherits { TRIES_IF_IT_INHERITS } else { TRIES } {
             // A filter of system calls may have killed it.
             if self.settled.load(Acquire) != 0 || sys::has_ended(worker) {
-                return;
+                return true;
             }
             // SAFETY: waits for 50 ms at most, while the word is 0.
             unsafe { call!(sys::SYS_FUTEX, &raw const self.settled, FUTEX_WAIT_PRIVATE, 0, &raw const moment) };
         }
+        // A manager that is only slow is called all the same.
+        let called = connect(self.program.job);
+        if let Ok(socket) = called {
+            // SAFETY: our own descriptor.
+            unsafe { call!(sys::SYS_CLOSE, socket) };
+        }
+        !self.program.inherits || called.is_ok()
     }
 }
 
@@ -131,8 +147,9 @@ pub extern "C" fn usher(control: *const Control) -> ! {
             let stack = shared.region.stack_top() as *mut u8;
             let worker = sys::clone_memory(sys::CLONE_FILES, stack, main, control);
             shared.worker.store(worker, Relaxed);
-            if worker > 0 && !shared.program.may_wait {
-                shared.wait_until_settled(worker);
+            if worker > 0 && !shared.program.may_wait && !shared.wait_until_settled(worker) {
+                sys::kill(worker);
+                sys::kill_by(shared.pidfd.load(Relaxed));
             }
         }
     }
@@ -198,7 +215,7 @@ fn leave_the_program() {
     unsafe {
         call!(sys::SYS_SETSID);
         call!(sys::SYS_CHDIR, c"/".as_ptr());
-        call!(sys::SYS_PRCTL, PR_SET_NAME, c"uzswap-agent".as_ptr());
+        call!(sys::SYS_PRCTL, PR_SET_NAME, NAME.as_ptr());
     }
 }
 
@@ -208,6 +225,9 @@ struct Worker {
     greeting: [u64; GREETING_WORDS],
     /// A pidfd.
     program: i32,
+    /// The file of this library: its lock tells whether front or manager is alive, even when its name is gone. A negative errno where it is
+    /// not to be seen.
+    library: isize,
     uffd: i32,
     trash_uffd: i32,
     region: Region,
@@ -219,6 +239,12 @@ impl Worker {
     fn attach(control: &Control) -> Option<Worker> {
         let program = &control.program;
         let pidfd = control.pidfd.load(Relaxed);
+        let nonce = if program.inherits { ask(control.beacon) } else { program.nonce };
+        if program.inherits && nonce.is_none() {
+            // No manager has answered: it is gone, and with it what the program has inherited.
+            sys::kill_by(pidfd);
+            return None;
+        }
         let mut words = [0; MAX_WORDS];
         let mut device = -1;
         let socket = (0..ATTEMPTS).find_map(|_| {
@@ -235,7 +261,7 @@ impl Worker {
             // The program may be where the manager's socket is not to be reached: then its faults are served all the same.
             if program.inherits && words[0] != kind::RELEASE && !is_served(control.beacon) {
                 // The manager is gone, and with it what the program has inherited.
-                kill(pidfd);
+                sys::kill_by(pidfd);
             }
             return None;
         };
@@ -261,16 +287,19 @@ impl Worker {
         let mut greeting = [0; GREETING_WORDS];
         greeting.copy_from_slice(&words[..GREETING_WORDS]);
         let (region, program) = (control.region, pidfd as i32);
-        let worker = Worker { socket, greeting, program, uffd, trash_uffd, region, lists: Lists::new(region) };
-        worker.introduce(control, &mut words);
+        let lists = Lists::new(region);
+        let mut worker = Worker { socket, greeting, program, library: -1, uffd, trash_uffd, region, lists };
+        // SAFETY: a C string; no mode is wanted.
+        worker.library = unsafe { call!(sys::SYS_OPEN, worker.library_path().as_ptr(), 0, 0) };
+        worker.introduce(control, nonce, &mut words);
         Some(worker)
     }
 
     /// Says hello.
-    fn introduce(&self, control: &Control, words: &mut [u64; MAX_WORDS]) {
+    fn introduce(&self, control: &Control, nonce: Option<Nonce>, words: &mut [u64; MAX_WORDS]) {
         let hello = Hello {
             forked: control.program.forked,
-            nonce: control.program.nonce,
+            nonce,
             region: self.region.start() as u64,
             region_len: REGION_LEN as u64,
             beacon: control.beacon as u64,
@@ -326,31 +355,51 @@ impl Worker {
         }
     }
 
-    /// The connection is gone: evicted pages are lost, and the program with them. If the manager is gone, too, nobody may be left to clear
-    /// away this library; it has the file locked as long as it lives.
+    /// Without its connection to the manager the worker cannot bring evicted pages back: it kills the program. Of a manager that has ended it
+    /// removes the library, too, for no other process may be left to do so, and kills the program's family, of whom some have no worker yet.
     fn kill_program(&self) -> ! {
-        const LOCK_EX_NB: usize = 2 | 4;
-        const LOOKS: usize = 50;
-        const MILLISECONDS: usize = 2;
-        kill(self.program as isize);
-        let socket = socket_path();
-        // SAFETY: the greeting, which came from the manager, ends with a zero byte, as does the path of the socket.
-        unsafe {
-            let library = self.greeting[1..].as_ptr();
-            let file = call!(sys::SYS_OPEN, library, 0, 0);
-            // A process that ends closes its descriptors one after the other.
-            let mut looks = 0;
-            while file >= 0 && looks < LOOKS {
-                if call!(sys::SYS_FLOCK, file, LOCK_EX_NB) == 0 {
-                    call!(sys::SYS_UNLINK, library);
-                    call!(sys::SYS_UNLINK, socket.as_ptr());
-                    break;
-                }
-                call!(sys::SYS_POLL, 0, 0, MILLISECONDS);
-                looks += 1;
+        // First: a program that is being killed forks no more relatives.
+        sys::kill_by(self.program as isize);
+        if self.has_outlived_manager() {
+            family::kill(self.library_path().to_bytes());
+            let socket = socket_path();
+            // SAFETY: both are C strings.
+            unsafe {
+                call!(sys::SYS_UNLINK, self.library_path().as_ptr());
+                call!(sys::SYS_UNLINK, socket.as_ptr());
             }
         }
         sys::exit(0)
+    }
+
+    /// The path of this library, as the manager wrote it into the greeting.
+    fn library_path(&self) -> &CStr {
+        let words = &self.greeting[1..];
+        // SAFETY: the words' own bytes.
+        let bytes = unsafe { core::slice::from_raw_parts(words.as_ptr().cast::<u8>(), size_of_val(words)) };
+        CStr::from_bytes_until_nul(bytes).unwrap_or_default()
+    }
+
+    /// Whether front and manager have both ended, which have the library's file locked as long as they live. False where it is not to be
+    /// seen.
+    fn has_outlived_manager(&self) -> bool {
+        const LOCK_EX_NB: usize = 2 | 4;
+        const LOCK_UN: usize = 8;
+        const LOOKS: usize = 50;
+        const MILLISECONDS: usize = 2;
+        for _ in 0..LOOKS {
+            // SAFETY: our own descriptor, or none; waits for no descriptor.
+            unsafe {
+                if call!(sys::SYS_FLOCK, self.library, LOCK_EX_NB) == 0 {
+                    // Other workers ask the same.
+                    call!(sys::SYS_FLOCK, self.library, LOCK_UN);
+                    return true;
+                }
+                // A process that ends closes its descriptors one after the other: the lock may go some time after the connection.
+                call!(sys::SYS_POLL, 0, 0, MILLISECONDS);
+            }
+        }
+        false
     }
 
     fn say(&self, words: &[u64], descriptors: &[i32]) {
@@ -522,20 +571,23 @@ impl Worker {
     }
 }
 
+/// Touches the beacon of a forked child: a manager answers with the number under which the child's address space can be claimed. `None`
+/// if the page reads as zeros. The caller may wait here for ever (see [`Control::wait_until_settled`]).
+fn ask(page: usize) -> Option<Nonce> {
+    // SAFETY: the beacon is the agent's own page. If the program has unmapped it the worker ends here by a signal.
+    match unsafe { (page as *const [u64; 3]).read_volatile() } {
+        [beacon::INHERITED, low, high] => Some([low, high]),
+        _ => None,
+    }
+}
+
 /// Whether faults of this forked child are served by a living manager: its beacon, emptied, is filled again.
 fn is_served(page: usize) -> bool {
     const MADV_DONTNEED: usize = 4;
-    /// Seconds. Without a manager, and with a tether that keeps the userfaultfd open, there is never an answer.
-    const PATIENCE: usize = 5;
-    sys::end_in(PATIENCE);
     // SAFETY: the beacon is the agent's own page, of which only this process uses the first word. If the program has unmapped
     // it the worker ends here by a signal, and the program runs on.
-    let served = unsafe {
-        call!(sys::SYS_MADVISE, page, PAGE_SIZE, MADV_DONTNEED);
-        (page as *const u64).read_volatile() == beacon::INHERITED
-    };
-    sys::end_in(0);
-    served
+    unsafe { call!(sys::SYS_MADVISE, page, PAGE_SIZE, MADV_DONTNEED) };
+    ask(page).is_some()
 }
 
 /// What the worker knows of the registration of a range.
@@ -595,13 +647,6 @@ impl Eviction {
             }
         }
     }
-}
-
-/// Kills the process that `pidfd` stands for.
-fn kill(pidfd: isize) {
-    const SIGKILL: usize = 9;
-    // SAFETY: no signal information.
-    unsafe { call!(sys::SYS_PIDFD_SEND_SIGNAL, pidfd, SIGKILL, 0, 0) };
 }
 
 /// Makes the page at `address` this process's alone if a fork left it shared; false if it cannot be written.

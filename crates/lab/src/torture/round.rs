@@ -13,7 +13,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use super::Counts;
 use super::disturb;
 use super::plan::{Plan, Random, Strike, Swap};
-use super::traces::{MARK, Part, Traced, descriptors, files_of, is_held, is_stopped, marked, what_they_do};
+use super::traces::{MARK, Part, Traced, descriptors, files_of, is_stopped, marked, what_they_do};
 use crate::program::{Interrupt, Scratch};
 
 /// How long a job may take beyond its time: machines are slow under pressure.
@@ -330,10 +330,6 @@ impl Round<'_> {
                 return Ok(());
             }
             if Instant::now() > end {
-                if self.struck && left.iter().all(is_held) {
-                    // They are killed with the round.
-                    return Ok(());
-                }
                 bail!("processes left behind\n{}", what_they_do(&left));
             }
             sleep(Duration::from_millis(20));

@@ -42,14 +42,6 @@ pub(crate) fn marked(mark: &str) -> Vec<Traced> {
     ids.filter(ours).map(|id| Traced { id, part: part(id) }).collect()
 }
 
-/// Whether a program waits for pages in all its tasks. Where nothing of uzswap is left nobody serves them, and it waits until it is
-/// killed: a child that was just forked has no guard of its own yet.
-pub(crate) fn is_held(process: &Traced) -> bool {
-    let tasks = fs::read_dir(format!("/proc/{}/task", process.id)).into_iter().flatten().flatten();
-    let mut stacks = tasks.map(|task| fs::read_to_string(task.path().join("stack")).unwrap_or_default());
-    process.part == Part::Program && stacks.all(|stack| stack.contains("handle_userfault"))
-}
-
 /// Whether a process is stopped by a signal.
 pub(crate) fn is_stopped(id: u32) -> bool {
     fs::read_to_string(format!("/proc/{id}/status")).is_ok_and(|status| status.contains("\nState:\tT "))
