@@ -15,6 +15,8 @@
 //!    from it: one line says how many. A dump that is over before it is seen shows in the status of the process.
 
 use std::collections::{HashMap, HashSet};
+use std::fs::File;
+use std::io::Read;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::{Duration, Instant};
@@ -28,8 +30,11 @@ use uzswap_vm::visit;
 use crate::sessions::{Session, Sessions};
 
 /// How often to look, and the part of a processor that looking may take: one in so many.
-const PAUSE: Duration = Duration::from_millis(5);
-const SHARE: u32 = 128;
+const PAUSE: Duration = Duration::from_millis(10);
+const SHARE: u32 = 256;
+
+/// The most that is read of a status, which has some 1,500 bytes.
+const STATUS_LEN: usize = 4096;
 
 /// The longest time between two looks.
 const LONGEST_PAUSE: Duration = Duration::from_millis(500);
@@ -294,7 +299,9 @@ impl Known {
 
 impl Status {
     fn of(pid: i32) -> Option<Status> {
-        std::fs::read_to_string(format!("/proc/{pid}/status")).ok().map(|text| Status::parse(&text))
+        let mut text = [0; STATUS_LEN];
+        let len = File::open(format!("/proc/{pid}/status")).and_then(|mut file| file.read(&mut text)).ok()?;
+        Some(Status::parse(&String::from_utf8_lossy(&text[..len])))
     }
 
     fn parse(text: &str) -> Status {
