@@ -105,7 +105,7 @@ def random_clients(context: Context, test):
     yield check(f"hostile-random: seed {seed}: {rounds} rounds, {len(delays)} requests, p99 {p99 * 1000:.1f} ms",
                 unless(first and rounds > 1, f"the job was held up after {rounds} rounds"), unless(slowest < 5, f"one round took {slowest:.1f} s"),
                 unless(p99 < LIMIT, f"the slowest took {max(delays, default=99):.2f} s"), unless(joined.status == 0, f"another job: {complaint(joined)}"))
-    yield check("hostile-random: the clients did what they could", unless(all(one.get("lives") for one in did) and any(one.get("lies") for one in did), f"{did}"))
+    yield check("hostile-random: the clients did what they could", unless(all(one.get("lies") for one in did), f"{did}"))
     yield check("hostile-random: nothing is left", unless(settled, f"{before} descriptors before, {left} after"), unless(grown < 64, f"the manager has grown by {grown} MiB"))
     yield check("hostile-random: the job is whole", whole(good.end()))
     outcome = daemon.end()

@@ -59,7 +59,7 @@ def beside(context: Context, mode: str, before: list, after: list):
         usual = (time.monotonic() - start) / 3
         hostile = daemon.start([*before, mute.directory, *after], "--memory-max", "24M", prefix=as_user(VICTIM))
         held = wait_until(lambda: harness.read(hostile.files[0]).count(b"holds\n") >= 1, 20)
-        slowest, touches_made, end = 0.0, 0, time.monotonic() + context.size(4, 60)
+        slowest, touches_made, end = 0.0, 0, time.monotonic() + context.size(6, 60)
         while touched and time.monotonic() < end:
             start = time.monotonic()
             touched = touches(good, 1)
@@ -75,7 +75,7 @@ def beside(context: Context, mode: str, before: list, after: list):
         late = daemon.memory("--cgroup", "late", "--memory-max", "32M")
         joined = touches(late, 64)
         seconds = time.monotonic() - start
-        delays = sorted(delays_of(daemon, VICTIM + 1, context.size(2, 30)))
+        delays = sorted(delays_of(daemon, VICTIM + 1, context.size(3, 30)))
         p99 = delays[len(delays) * 99 // 100] if delays else 99
         yield check(f"{name}: a job that joins then, {seconds:.1f} s; requests' p99 {p99 * 1000:.0f} ms",
                     unless(joined and seconds < 15, "it was held up"), whole(ends(late)), unless(p99 < 0.1, f"{len(delays)} requests"))

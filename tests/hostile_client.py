@@ -255,12 +255,12 @@ class Life:
             link.send(self.rng.choice((self.any_message(), self.words(FAILED, 1, 1))))
         aside(go_on)
 
-    def live(self) -> None:
+    def live(self, lies_first: bool) -> None:
         things = [self.requests, self.noise, self.deaf, self.descriptors_at_the_door, self.deep_groups, self.silent, self.nonsense, self.greeted_nonsense,
                   self.called_twice, self.failed, self.advises, self.hello, self.lies, self.lies, self.hands_on]
         self.join()
-        for _ in range(self.rng.randrange(1, 8)):
-            thing = self.rng.choice(things)
+        for number in range(self.rng.randrange(1, 8)):
+            thing = self.lies if lies_first and number == 0 else self.rng.choice(things)
             self.counts[thing.__name__] += 1
             try:
                 thing()
@@ -281,8 +281,8 @@ def run(path: str, seed: int, seconds: float) -> dict[str, int]:
             os.setpgid(0, 0)
             one = Life(path, random.Random(seed * 1_000_003 + life))
             try:
-                one.live()
-            except Exception as error:      # it is told to whoever reads the counts
+                one.live(lies_first=not total["lies"])
+            except Exception as error:      # the counts tell it
                 one.counts["lost" if isinstance(error, (OSError, ValueError)) else f"{error!r}"] += 1
             os.write(into, repr(dict(one.counts)).encode())
             # Memory that is watched is not unmapped before the end.

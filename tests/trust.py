@@ -161,7 +161,7 @@ def bare_forks(context: Context, test):
     rng = random.Random(seed)
     failed, held = [], 0
     # Mostly everything, now and then a subset.
-    rounds = context.size(8, 400)
+    rounds = context.size(16, 400)
     for number in range(rounds):
         job = context.start([context.program("bareforks"), 4], *TIGHT)
         wait_until(lambda: job.manager() is not None or job.process.poll() is not None, 10)

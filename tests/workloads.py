@@ -109,7 +109,7 @@ def sort_file(context, directory):
 
 
 def shadow(context, directory):
-    size, seconds = context.size((128, 6), (512, 60))
+    size, seconds = context.size((128, 10), (512, 60))
     return [context.program("shadow"), size, seconds, 20231107]
 
 

@@ -101,7 +101,7 @@ impl Control {
     fn settle(&self) {
         const FUTEX_WAKE_PRIVATE: usize = 1 | 128;
         self.settled.store(1, Release);
-        // SAFETY: wakes whoever waits for this word.
+        // SAFETY: wakes the thread that waits for this word.
         unsafe { call!(sys::SYS_FUTEX, &raw const self.settled, FUTEX_WAKE_PRIVATE, 1) };
     }
 
@@ -655,7 +655,7 @@ impl Eviction {
 /// waiting for the manager, or killing us) if the page is not there.
 fn touch_page(address: u64) -> bool {
     const FUTEX_WAKE_OP_PRIVATE: usize = 5 | 128;
-    // Add 0; wake somebody who waits for the word only if it is a value that hardly occurs.
+    // Add 0; wake a thread that waits for the word only if it is a value that hardly occurs.
     const ADD_ZERO: usize = 1 << 28 | 0x5a5;
     let unused = 0u32;
     // SAFETY: adds 0 to the word at `address`. A waiter woken by chance looks at the word again.

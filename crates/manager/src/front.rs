@@ -338,7 +338,7 @@ struct Front {
     program: Option<i32>,
     program_status: Option<i32>,
     program_stopped: bool,
-    /// Whether the program was continued by somebody else, who then has a SIGCONT for the front as well.
+    /// Whether the program was continued by another process, which then has a SIGCONT for the front as well.
     program_continued: bool,
 }
 

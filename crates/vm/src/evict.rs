@@ -568,7 +568,7 @@ fn may_go(state: &mut State, page: u64, spare_hot: bool) -> bool {
         return false;
     }
     // What is stored may be there all the same, newer, since a fork. Only its move proves that: it may as well have
-    // come to `page` by a remap, after somebody saw that a page was there.
+    // come to `page` by a remap, after a page was seen there.
     matches!(state.table.get(page), PageState::Resident | PageState::Stored(_))
 }
 

@@ -42,7 +42,7 @@ impl Epoll {
         unsafe { libc::epoll_ctl(self.0.as_raw_fd(), libc::EPOLL_CTL_DEL, fd, std::ptr::null_mut()) };
     }
 
-    /// Whether something is ready that nobody has been told of.
+    /// Whether something is ready that no thread has been told of.
     pub fn is_ready(&self) -> bool {
         let mut poll = libc::pollfd { fd: self.0.as_raw_fd(), events: libc::POLLIN, revents: 0 };
         // SAFETY: one pollfd.

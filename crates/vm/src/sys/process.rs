@@ -126,7 +126,7 @@ impl Memory {
     }
 }
 
-/// A fresh random number that nobody can guess.
+/// A fresh random number that no process can guess.
 pub fn nonce() -> io::Result<Nonce> {
     thread_local! {
         /// Numbers that are not used yet.
