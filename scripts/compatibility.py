@@ -53,7 +53,7 @@ def python(module: str) -> Suite:
 
 def programs(name: str, source: str, directory: str, names: str, seconds: float) -> Suite:
     """Programs of which each is a test: their exit statuses are compared."""
-    script = f'for t in {names}; do [ -x {directory}/$t ] || continue; timeout 100 {directory}/$t >/dev/null 2>&1; echo "$t $?"; done'
+    script = f'for t in {" ".join(names.split())}; do [ -x {directory}/$t ] || continue; timeout 100 {directory}/$t >/dev/null 2>&1; echo "$t $?"; done'
     return Suite(name, "", ["sh", "-c", script], f"{len(names.split())} programs", r"^(\S+ 0)$", seconds, source)
 
 

@@ -10,6 +10,8 @@
 //! # Safety
 //! The kernel writes into buffers of this stack, of the sizes that it is told.
 
+use core::ffi::CStr;
+
 use crate::sys::{self, call};
 use crate::worker::NAME;
 
@@ -24,8 +26,8 @@ const DIRENT_LEN: usize = 16;
 ///
 /// Workers go last, since they are about to do the same: two that killed each other first would leave the rest alive.
 pub fn kill(library: &[u8]) {
-    let directory = open(-1, c"/proc".to_bytes_with_nul());
-    let own = open(directory, c"self".to_bytes_with_nul());
+    let directory = sys::open(-1, c"/proc");
+    let own = sys::open(directory, c"self");
     if let Some(own) = Identity::of(own) {
         for workers in [false, true] {
             // SAFETY: our own descriptor, if it is one; no pointers.
@@ -55,7 +57,7 @@ impl Identity {
     /// Reads it in the directory `/proc/PID`; `None` if the process is gone, or is not to be known.
     fn of(process: isize) -> Option<Identity> {
         let mut text = [0; 1024];
-        let file = open(process, c"stat".to_bytes_with_nul());
+        let file = sys::open(process, c"stat");
         let len = read(file, &mut text);
         close(file);
         let text = &text[..len];
@@ -80,8 +82,8 @@ fn processes(directory: isize, mut each: impl FnMut(isize)) {
             return;
         }
         while let Some(name) = rest.get(DIRENT_NAME..) {
-            if number(name).is_some() {
-                let process = open(directory, name);
+            if let (Some(_), Ok(name)) = (number(name), CStr::from_bytes_until_nul(name)) {
+                let process = sys::open(directory, name);
                 each(process);
                 close(process);
             }
@@ -93,7 +95,7 @@ fn processes(directory: isize, mut each: impl FnMut(isize)) {
 
 /// Whether a process has mapped a file.
 fn has_mapped(process: isize, path: &[u8]) -> bool {
-    let file = open(process, c"maps".to_bytes_with_nul());
+    let file = sys::open(process, c"maps");
     let (mut text, mut kept) = ([0u8; 4096], 0);
     let found = loop {
         let len = kept + read(file, &mut text[kept..]);
@@ -109,12 +111,6 @@ fn has_mapped(process: isize, path: &[u8]) -> bool {
     };
     close(file);
     found
-}
-
-/// Opens a file below a directory; `path` ends with a zero byte. Gives a negative errno if that fails, with which all of these do nothing.
-fn open(directory: isize, path: &[u8]) -> isize {
-    // SAFETY: a C string; no mode is wanted.
-    unsafe { call!(sys::SYS_OPENAT, directory, path.as_ptr(), 0, 0) }
 }
 
 /// Reads a part of a file; 0 if that fails.

@@ -5,6 +5,7 @@
 //! Results are as the kernel gives them: a negative errno for failure.
 
 use core::arch::asm;
+use core::ffi::CStr;
 
 #[cfg(not(all(target_os = "linux", target_arch = "x86_64")))]
 compile_error!("the agent knows the system calls of x86-64 Linux only");
@@ -51,7 +52,6 @@ pub const SYS_IO_URING_REGISTER: usize = 427;
 pub const SYS_MSEAL: usize = 462;
 pub const SYS_KILL: usize = 62;
 pub const SYS_READLINK: usize = 89;
-pub const SYS_OPEN: usize = 2;
 pub const SYS_FLOCK: usize = 73;
 pub const SYS_GETDENTS64: usize = 217;
 pub const SYS_OPENAT: usize = 257;
@@ -105,6 +105,12 @@ pub fn kill(pid: isize) {
     const SIGKILL: usize = 9;
     // SAFETY: no pointers.
     unsafe { call!(SYS_KILL, pid, SIGKILL) };
+}
+
+/// Opens a file to read it, below `directory` if the path is relative. Gives a negative errno if that fails.
+pub fn open(directory: isize, path: &CStr) -> isize {
+    // SAFETY: a C string; no mode is wanted.
+    unsafe { call!(SYS_OPENAT, directory, path.as_ptr(), 0, 0) }
 }
 
 /// Kills the process that a pidfd, or a directory `/proc/PID`, stands for.

@@ -289,8 +289,7 @@ impl Worker {
         let (region, program) = (control.region, pidfd as i32);
         let lists = Lists::new(region);
         let mut worker = Worker { socket, greeting, program, library: -1, uffd, trash_uffd, region, lists };
-        // SAFETY: a C string; no mode is wanted.
-        worker.library = unsafe { call!(sys::SYS_OPEN, worker.library_path().as_ptr(), 0, 0) };
+        worker.library = sys::open(-1, worker.library_path());
         worker.introduce(control, nonce, &mut words);
         Some(worker)
     }
