@@ -112,7 +112,7 @@ impl Control {
     pub fn wait_until_settled(&self, worker: isize) -> bool {
         const FUTEX_WAIT_PRIVATE: usize = 128;
         const TRIES: usize = 40;
-        const TRIES_IF_IT_INHERITS: usize = 100;
+        const TRIES_IF_IT_INHERITS: usize = 60;
         let moment = [0u64, 50_000_000];
         for _ in 0..if self.program.inherits { TRIES_IF_IT_INHERITS } else { TRIES } {
             // A filter of system calls may have killed it.
