@@ -51,7 +51,7 @@ class Daemon(Manager):
 
     def end(self) -> harness.Outcome:
         os.kill(self.job.process.pid, signal.SIGTERM)
-        return self.job.wait(60)
+        return self.job.end_within(60)
 
     def is_gone(self) -> list:
         """What it must not leave behind."""
@@ -70,7 +70,7 @@ class Memory:
 
     def end(self) -> harness.Outcome:
         self.job.process.stdin.close()
-        return self.job.wait(60)
+        return self.job.end_within(60)
 
 
 def whole(outcome: harness.Outcome):

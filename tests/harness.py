@@ -212,6 +212,10 @@ class Job:
             self.kill()
         return self.finish()
 
+    def end_within(self, seconds: float) -> Outcome:
+        """As `wait`, counted from now."""
+        return self.wait(time.monotonic() - self.started + seconds)
+
     def finish(self) -> Outcome:
         """Reaps the program and collects what it said."""
         outcome = self.outcome
