@@ -74,6 +74,8 @@ pub struct Charge {
     reserve: AtomicU64,
     /// Reclaim finds nothing to take: what is left may not be swapped out.
     exhausted: AtomicBool,
+    /// Processes were here or below when it was last measured, however little of their memory they pay for.
+    occupied: AtomicBool,
     /// Resident anonymous memory, last measured.
     pub anon: AtomicU64,
     /// The most it ever was.
@@ -223,6 +225,7 @@ impl Charge {
             unseen: AtomicBool::default(),
             reserve: AtomicU64::default(),
             exhausted: AtomicBool::default(),
+            occupied: AtomicBool::default(),
             anon: AtomicU64::default(),
             anon_peak: AtomicU64::default(),
             unmanaged: AtomicU64::default(),
@@ -319,6 +322,18 @@ impl Charge {
         if self.left.swap(left, Relaxed) - left > UNSEEN {
             self.unseen.store(true, Relaxed);
         }
+    }
+
+    /// Notes whether there are processes here or below.
+    pub fn set_occupied(&self, occupied: bool) {
+        if self.occupied.load(Relaxed) != occupied {
+            self.occupied.store(occupied, Relaxed);
+        }
+    }
+
+    /// Whether it can grow: a process that a fork has just begun touches memory as soon as any, and shares all it has.
+    pub fn can_grow(&self) -> bool {
+        self.occupied.load(Relaxed) || self.current.load(Relaxed) > 0
     }
 
     /// Whether it was measured to have clearly more than it was given.

@@ -182,6 +182,7 @@ impl Groups {
         }
         let charges = self.all();
         // The root pays for the pool as it is, the others for what of theirs is in it.
+        charges.iter().for_each(|charge| charge.set_occupied(anon.contains_key(&charge.id)));
         let (root, below) = charges.split_first().expect("the root is always there");
         root.measured(anon.get(&ROOT).copied().unwrap_or(0), self.engine.pool_bytes());
         if below.is_empty() {
@@ -207,7 +208,7 @@ impl Groups {
 
     fn shortest(&self, pause: impl Fn(&Charge) -> Duration) -> Duration {
         let charges = self.all();
-        let pauses = charges.iter().filter(|charge| charge.current.load(Relaxed) > 0).map(|charge| pause(charge));
+        let pauses = charges.iter().filter(|charge| charge.can_grow()).map(|charge| pause(charge));
         pauses.min().unwrap_or(LONGEST_PAUSE)
     }
 
@@ -343,6 +344,20 @@ mod tests {
         assert!(users.iter().all(Result::is_ok));
         assert_eq!(groups.create(users[0].clone().expect("room"), "one more", 12345), Err(Error::Again));
         assert!(groups.create(ROOT, "somebody else's", 12346).is_ok());
+    }
+
+    #[test]
+    fn a_group_is_watched_for_its_processes_even_if_they_share_all_that_they_have() {
+        let groups = groups();
+        let small = groups.create(ROOT, "small", 0).expect("room");
+        let charge = groups.get(small).expect("there");
+        charge.set_limit(Limit::Max, Some(8 << 20));
+        groups.measured(std::iter::empty());
+        assert_eq!(groups.pause(0), LONGEST_PAUSE, "an empty group cannot grow");
+        groups.measured([(charge.clone(), 0)].into_iter());
+        assert!(groups.pause(0) <= Duration::from_millis(2));
+        groups.measured(std::iter::empty());
+        assert_eq!(groups.pause(0), LONGEST_PAUSE);
     }
 
     #[test]
