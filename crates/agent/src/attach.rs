@@ -222,7 +222,6 @@ fn start_worker(region: Region, control: *const Control) -> isize {
         } else {
             let worker = sys::clone_memory(0, region.stack_top() as *mut u8, worker::alone, control);
             if worker > 0 && !(*control).may_wait() && !(*control).wait_until_settled(worker) {
-                sys::kill(worker);
                 sys::die();
             }
             worker

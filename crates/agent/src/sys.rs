@@ -120,6 +120,14 @@ pub fn kill_by(handle: isize) {
     unsafe { call!(SYS_PIDFD_SEND_SIGNAL, handle, SIGKILL, 0, 0) };
 }
 
+/// Has the kernel kill the calling process when the thread that made it ends, or no longer.
+pub fn die_with_parent(dies: bool) {
+    const PR_SET_PDEATHSIG: usize = 1;
+    const SIGKILL: usize = 9;
+    // SAFETY: no pointers.
+    unsafe { call!(SYS_PRCTL, PR_SET_PDEATHSIG, if dies { SIGKILL } else { 0 }) };
+}
+
 /// Ends this process.
 pub fn exit(status: i32) -> ! {
     loop {

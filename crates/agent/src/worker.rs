@@ -73,6 +73,8 @@ pub struct Control {
     region: Region,
     /// A handle on the program, or a negative errno. Told by the usher to the worker.
     pidfd: AtomicIsize,
+    /// The process id of whoever clones the worker and waits for it. Told likewise.
+    parent: AtomicIsize,
     /// The worker's process id, 0 if none is wanted any more, or a negative errno. Told by the usher to the program.
     pub worker: AtomicIsize,
     /// Whether the program may run on: 0 or 1, a futex. Told by the worker to the usher.
@@ -88,8 +90,8 @@ impl Control {
     pub fn new(program: Program, beacon: usize, region: Region) -> Control {
         let (pidfd, worker, settled) = (AtomicIsize::new(-1), AtomicIsize::new(0), AtomicU32::new(0));
         let evicts = AtomicBool::new(program.inherits);
-        let heirloom = AtomicUsize::new(0);
-        Control { program, beacon, region, pidfd, worker, settled, evicts, heirloom }
+        let (heirloom, parent) = (AtomicUsize::new(0), AtomicIsize::new(0));
+        Control { program, beacon, region, pidfd, parent, worker, settled, evicts, heirloom }
     }
 
     /// Whether the program runs on at once.
@@ -105,19 +107,29 @@ impl Control {
         unsafe { call!(sys::SYS_FUTEX, &raw const self.settled, FUTEX_WAKE_PRIVATE, 1) };
     }
 
-    /// Waits until the worker, a child of the caller, has settled or ended, but not for ever. False if the program has inherited evicted
-    /// pages and no manager is left to serve them: then the caller ends worker and program.
+    /// Waits until the worker, a child of the caller, has settled or ended, but not for ever. False if it has not settled, the program has
+    /// inherited evicted pages, and no manager is left to serve them: then the worker is killed, and the caller ends the program.
     ///
     /// Such a worker waits for its beacon, and where the memory itself keeps the userfaultfd open (`tether.rs`) nothing else wakes it.
+    /// The program would wait there, too, if the worker has been killed.
     pub fn wait_until_settled(&self, worker: isize) -> bool {
         const FUTEX_WAIT_PRIVATE: usize = 128;
         const TRIES: usize = 40;
         const TRIES_IF_IT_INHERITS: usize = 60;
         let moment = [0u64, 50_000_000];
+        let mut has_ended = false;
         for _ in 0..if self.program.inherits { TRIES_IF_IT_INHERITS } else { TRIES } {
-            // A filter of system calls may have killed it.
-            if self.settled.load(Acquire) != 0 || sys::has_ended(worker) {
+            if self.settled.load(Acquire) != 0 {
                 return true;
+            }
+            // A filter of system calls may have killed it; or whoever kills all of uzswap.
+            has_ended = sys::has_ended(worker);
+            if has_ended {
+                // It may have settled just before.
+                if self.settled.load(Acquire) != 0 {
+                    return true;
+                }
+                break;
             }
             // SAFETY: waits for 50 ms at most, while the word is 0.
             unsafe { call!(sys::SYS_FUTEX, &raw const self.settled, FUTEX_WAIT_PRIVATE, 0, &raw const moment) };
@@ -128,7 +140,11 @@ impl Control {
             // SAFETY: our own descriptor.
             unsafe { call!(sys::SYS_CLOSE, socket) };
         }
-        !self.program.inherits || called.is_ok()
+        let goes_on = !self.program.inherits || called.is_ok();
+        if !goes_on && !has_ended {
+            sys::kill(worker);
+        }
+        goes_on
     }
 }
 
@@ -143,12 +159,15 @@ pub extern "C" fn usher(control: *const Control) -> ! {
         call!(sys::SYS_CLOSE_RANGE, 0, u32::MAX, 0);
         let shared = &*control;
         shared.pidfd.store(call!(sys::SYS_PIDFD_OPEN, shared.program.id, 0), Relaxed);
+        shared.parent.store(call!(sys::SYS_GETPID), Relaxed);
+        if shared.program.inherits {
+            sys::die_with_parent(true);
+        }
         if call!(sys::SYS_GETPPID) as i32 == shared.program.id {
             let stack = shared.region.stack_top() as *mut u8;
             let worker = sys::clone_memory(sys::CLONE_FILES, stack, main, control);
             shared.worker.store(worker, Relaxed);
             if worker > 0 && !shared.program.may_wait && !shared.wait_until_settled(worker) {
-                sys::kill(worker);
                 sys::kill_by(shared.pidfd.load(Relaxed));
             }
         }
@@ -164,6 +183,7 @@ pub extern "C" fn alone(control: *const Control) -> ! {
         call!(sys::SYS_CLOSE_RANGE, 0, u32::MAX, 0);
         let shared = &*control;
         shared.pidfd.store(call!(sys::SYS_PIDFD_OPEN, shared.program.id, 0), Relaxed);
+        shared.parent.store(shared.program.id as isize, Relaxed);
         if call!(sys::SYS_GETPPID) as i32 != shared.program.id {
             sys::exit(0)
         }
@@ -239,7 +259,7 @@ impl Worker {
     fn attach(control: &Control) -> Option<Worker> {
         let program = &control.program;
         let pidfd = control.pidfd.load(Relaxed);
-        let nonce = if program.inherits { ask(control.beacon) } else { program.nonce };
+        let nonce = if program.inherits { ask(control) } else { program.nonce };
         if program.inherits && nonce.is_none() {
             // No manager has answered: it is gone, and with it what the program has inherited.
             sys::kill_by(pidfd);
@@ -571,8 +591,22 @@ impl Worker {
 }
 
 /// Touches the beacon of a forked child: a manager answers with the number under which the child's address space can be claimed. `None`
-/// if the page reads as zeros. The caller may wait here for ever (see [`Control::wait_until_settled`]).
-fn ask(page: usize) -> Option<Nonce> {
+/// if the page reads as zeros.
+///
+/// The caller may wait here for ever (see [`Control::wait_until_settled`]). Whoever waits for it may be killed meanwhile, then so is this.
+fn ask(control: &Control) -> Option<Nonce> {
+    sys::die_with_parent(true);
+    // SAFETY: no pointers.
+    if unsafe { call!(sys::SYS_GETPPID) } != control.parent.load(Relaxed) {
+        sys::exit(0)
+    }
+    let nonce = look(control.beacon);
+    sys::die_with_parent(false);
+    nonce
+}
+
+/// The number in the beacon of a forked child.
+fn look(page: usize) -> Option<Nonce> {
     // SAFETY: the beacon is the agent's own page. If the program has unmapped it the worker ends here by a signal.
     match unsafe { (page as *const [u64; 3]).read_volatile() } {
         [beacon::INHERITED, low, high] => Some([low, high]),
@@ -586,7 +620,7 @@ fn is_served(page: usize) -> bool {
     // SAFETY: the beacon is the agent's own page, of which only this process uses the first word. If the program has unmapped
     // it the worker ends here by a signal, and the program runs on.
     unsafe { call!(sys::SYS_MADVISE, page, PAGE_SIZE, MADV_DONTNEED) };
-    ask(page).is_some()
+    look(page).is_some()
 }
 
 /// What the worker knows of the registration of a range.

@@ -264,6 +264,10 @@ impl Pager {
     /// Answers those who wait, as many as one thread can load for before others have to: first those who wait for memory, in
     /// the order in which they came, as long as there is some.
     fn answer_some(&self, space: &Space, state: &mut State, pass: &mut Pass) {
+        if state.is_new && !state.waiting.is_empty() {
+            state.is_new = false;
+            state.heirs.iter().filter(|_| state.worker.is_none()).for_each(|heirs| heirs.tie());
+        }
         while pass.has_room()
             && let Some(fault) = state.starved.pop_front()
         {

@@ -18,18 +18,17 @@ use std::sync::Arc;
 
 use crate::closing;
 
-/// A tie, as long as this lives; and beyond, unless it is undone.
+/// Has the kernel kill a process when this process and all that share its descriptors are gone, if [`Line::far`] is still open
+/// somewhere then.
 #[derive(Debug)]
-pub struct Tether {
-    _near: OwnedFd,
+pub struct Line {
+    near: OwnedFd,
     far: UnixStream,
-    hold: Arc<Hold>,
 }
 
-impl Tether {
-    /// Has process `pid` killed when this process and all that share its descriptors are gone, if [`Tether::far`] is still
-    /// open somewhere then.
-    pub fn new(pid: i32) -> io::Result<Tether> {
+impl Line {
+    /// To process `pid`. Signals nothing yet.
+    pub fn new(pid: i32) -> io::Result<Line> {
         #[repr(C)]
         struct Owner {
             kind: libc::c_int,
@@ -39,22 +38,57 @@ impl Tether {
         const F_SETOWN_EX: libc::c_int = 15;
         const F_OWNER_PID: libc::c_int = 1;
         let (near, far) = UnixStream::pair()?;
-        let hold = Hold::new()?;
-        // Before anything that comes there is signalled.
-        send_descriptors(near.as_raw_fd(), &[hold.far()])?;
         let owner = Owner { kind: F_OWNER_PID, pid };
-        // SAFETY: the structure has the kernel's layout; the others are numbers.
+        // SAFETY: the structure has the kernel's layout; the other is a number.
         unsafe {
             super::check(libc::fcntl(far.as_raw_fd(), F_SETOWN_EX, &raw const owner))?;
             super::check(libc::fcntl(far.as_raw_fd(), F_SETSIG, libc::SIGKILL))?;
-            super::check(libc::fcntl(far.as_raw_fd(), libc::F_SETFL, libc::O_ASYNC | libc::O_NONBLOCK))?;
         }
-        Ok(Tether { _near: near.into(), far, hold: Arc::new(hold) })
+        Ok(Line { near: near.into(), far })
+    }
+
+    /// From now on whatever happens at the far end kills, its end included.
+    pub fn arm(&self) -> io::Result<()> {
+        // SAFETY: a number.
+        unsafe { super::check(libc::fcntl(self.far.as_raw_fd(), libc::F_SETFL, libc::O_ASYNC | libc::O_NONBLOCK))? };
+        Ok(())
+    }
+
+    /// The end to be held by the memory of the process.
+    pub fn far(&self) -> RawFd {
+        self.far.as_raw_fd()
+    }
+}
+
+/// Whom it was tied to is dismissed, and needs no manager any more.
+impl Drop for Line {
+    fn drop(&mut self) {
+        // SAFETY: a number. From here on the end of the connection signals nothing.
+        unsafe { libc::fcntl(self.far.as_raw_fd(), libc::F_SETFL, libc::O_NONBLOCK) };
+    }
+}
+
+/// A tie, as long as this lives; and beyond, unless it is undone.
+#[derive(Debug)]
+pub struct Tether {
+    line: Line,
+    hold: Arc<Hold>,
+}
+
+impl Tether {
+    /// Has process `pid` killed when this process and all that share its descriptors are gone, if [`Tether::far`] is still
+    /// open somewhere then.
+    pub fn new(pid: i32) -> io::Result<Tether> {
+        let (line, hold) = (Line::new(pid)?, Hold::new()?);
+        // Before anything that comes there is signalled.
+        send_descriptors(line.near.as_raw_fd(), &[hold.far()])?;
+        line.arm()?;
+        Ok(Tether { line, hold: Arc::new(hold) })
     }
 
     /// The end to be held by the memory of the program.
     pub fn far(&self) -> RawFd {
-        self.far.as_raw_fd()
+        self.line.far()
     }
 
     /// What holds the userfaultfds of children.
@@ -167,35 +201,37 @@ fn receive_descriptors(socket: RawFd) -> Vec<OwnedFd> {
     received
 }
 
-/// What was tied is dismissed: it needs no manager any more.
-impl Drop for Tether {
-    fn drop(&mut self) {
-        // SAFETY: a number. From here on the end of the connection signals nothing.
-        unsafe { libc::fcntl(self.far.as_raw_fd(), libc::F_SETFL, libc::O_NONBLOCK) };
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use std::os::unix::process::ExitStatusExt;
     use std::process::Command;
 
-    fn far_end_alone(tether: Tether) -> UnixStream {
+    fn far_end_alone(line: Line) -> UnixStream {
         // As when the process dies: nothing is undone, and the near end closes.
-        let far = tether.far.try_clone().unwrap();
-        let tether = std::mem::ManuallyDrop::new(tether);
+        let far = line.far.try_clone().unwrap();
+        let line = std::mem::ManuallyDrop::new(line);
         // SAFETY: the near end is not used again.
-        unsafe { libc::close(tether._near.as_raw_fd()) };
+        unsafe { libc::close(line.near.as_raw_fd()) };
         far
     }
 
     #[test]
     fn the_end_of_the_near_side_kills() {
         let mut child = Command::new("sleep").arg("100").spawn().unwrap();
-        let far = far_end_alone(Tether::new(child.id() as i32).unwrap());
+        let far = far_end_alone(Tether::new(child.id() as i32).unwrap().line);
         assert_eq!(child.wait().unwrap().signal(), Some(libc::SIGKILL));
         drop(far);
+    }
+
+    #[test]
+    fn a_line_that_is_not_armed_kills_nobody() {
+        let mut child = Command::new("sleep").arg("100").spawn().unwrap();
+        let far = far_end_alone(Line::new(child.id() as i32).unwrap());
+        std::thread::sleep(std::time::Duration::from_millis(100));
+        assert!(child.try_wait().unwrap().is_none(), "it was killed");
+        drop(far);
+        child.kill().and_then(|()| child.wait()).unwrap();
     }
 
     #[test]
@@ -235,7 +271,7 @@ mod tests {
     fn what_is_dismissed_lives_on() {
         let mut child = Command::new("sleep").arg("100").spawn().unwrap();
         let tether = Tether::new(child.id() as i32).unwrap();
-        let far = tether.far.try_clone().unwrap();
+        let far = tether.line.far.try_clone().unwrap();
         drop(tether);
         std::thread::sleep(std::time::Duration::from_millis(100));
         assert!(child.try_wait().unwrap().is_none(), "it was killed");
