@@ -111,7 +111,7 @@ impl Brake {
                 let much = charge.is_past_brink(lead) || (charge.is_at_brink(lead) && grown >= GROWN);
                 charge.has_grown_unseen() && charge.is_near() && much
             };
-            if !charge.path().any(is_to_blame) {
+            if !charge.path().any(is_to_blame) || session.space.resists() {
                 continue;
             }
             let _visit = session.space.visit();

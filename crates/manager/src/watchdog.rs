@@ -7,7 +7,9 @@
 //!    not run, or for [`STUCK_RUNNING`] has taken its thread out of service.
 //! 2. Its address space is blocked, and its job and its user have one more that is: at some number none of theirs is visited any more.
 //!    So a user costs a bounded number of threads, and each role a bounded time.
-//! 3. Another thread begins in the role of the stuck one. At most [`MOST_SURPLUS`] have been replaced and are still there.
+//! 3. Another thread begins in the role of the stuck one. At most [`MOST_SURPLUS`] have been replaced and are still there. One that was
+//!    stuck in stopping a process is ended; then nobody tries to stop that process, or others of its user, for some seconds
+//!    ([`Space::resists`]).
 //! 4. A process that blocks a thread for [`PATIENCE`] is killed. A long fork of much memory is over by then.
 //! 5. When a stuck thread has gone on, its address space is visited again.
 //!
@@ -106,7 +108,15 @@ impl Watchdog {
         }
         self.block(&stuck);
         let surplus = places.iter().filter(|place| place.is_surplus()).count();
-        stuck.iter().take(MOST_SURPLUS.saturating_sub(surplus)).for_each(|(place, ..)| replace(place));
+        for (place, guest, _) in stuck.iter().take(MOST_SURPLUS.saturating_sub(surplus)) {
+            if is_watch(place)
+                && let Guest::Space(id) = *guest
+            {
+                // Before another thread tries the same.
+                self.pager.space(id).iter().for_each(|space| space.note_resistance());
+            }
+            replace(place);
+        }
         for (_, guest, age) in stuck {
             if let Guest::Space(space) = guest
                 && age >= PATIENCE
@@ -169,6 +179,11 @@ impl Watchdog {
     }
 }
 
+/// Whether a thread holds threads of processes.
+fn is_watch(place: &Place) -> bool {
+    place.role().is_some_and(|role| role.name() == WATCH)
+}
+
 /// Has another thread take the role of a stuck one, if it has a role.
 fn replace(place: &Arc<Place>) {
     let Some(role) = place.role().filter(|_| !place.is_surplus()) else { return };
@@ -181,7 +196,7 @@ fn replace(place: &Arc<Place>) {
         return;
     }
     place.make_surplus();
-    if role.name() == WATCH {
+    if is_watch(place) {
         // It may hold processes of others, which go on when it ends.
         ptrace::end_if_seizing(place.thread());
     }

@@ -4,6 +4,9 @@
 //!    either: each visit could take one more thread out of service. The same holds for all jobs of a user.
 //! 2. *Slow.* A thread that talks to a worker waits for its answer, but a user's workers together may make threads wait
 //!    for a small part of the time only. Beyond that an answer is heard when it comes.
+//! 3. *Resisting.* A process that executes a program cannot be stopped by ptrace meanwhile, and a thread that tries waits until it is
+//!    replaced. While it does so nobody looks how memory grows. So for some time it does not try again: with that process, nor with
+//!    any of its user.
 //!
 //! The owner of a manager that serves one user's job is *trusted*: there is no other whom it could hold up.
 
@@ -36,8 +39,13 @@ pub struct Owner {
     user: Option<Arc<Owner>>,
     /// How many of its address spaces are blocked, and how many of its processes block a thread before they have one.
     blocked: AtomicUsize,
+    /// When a process of his could not be stopped.
+    resisted: Mutex<Option<Instant>>,
     allowance: Mutex<Allowance>,
 }
+
+/// For how long a process is left alone that could not be stopped, and its user: the thread that tried was lost for a twentieth of it.
+pub(crate) const LEFT_ALONE: Duration = Duration::from_secs(3);
 
 /// How long the owner's workers may make threads wait.
 #[derive(Debug)]
@@ -49,7 +57,7 @@ struct Allowance {
 impl Owner {
     fn new(trusted: bool, user: Option<Arc<Owner>>) -> Owner {
         let allowance = Mutex::new(Allowance { left: LONGEST_WAIT, at: Instant::now() });
-        Owner { trusted, user, blocked: AtomicUsize::new(0), allowance }
+        Owner { trusted, user, blocked: AtomicUsize::new(0), resisted: Mutex::default(), allowance }
     }
 
     /// The only job of a manager.
@@ -83,6 +91,23 @@ impl Owner {
     pub fn is_shunned(&self) -> bool {
         let most = if self.user.is_some() { MOST_OF_JOB } else { MOST_OF_USER };
         !self.trusted && self.blocked.load(Relaxed) >= most || self.user.as_ref().is_some_and(|user| user.is_shunned())
+    }
+
+    /// A thread has been stuck in stopping one of its processes.
+    pub(crate) fn note_resistance(&self) {
+        match &self.user {
+            Some(user) => user.note_resistance(),
+            None if self.trusted => {}
+            None => *self.resisted.lock() = Some(Instant::now()),
+        }
+    }
+
+    /// Whether none of its processes is to be stopped at this moment.
+    pub(crate) fn resists(&self) -> bool {
+        match &self.user {
+            Some(user) => user.resists(),
+            None => self.resisted.lock().is_some_and(|at| at.elapsed() < LEFT_ALONE),
+        }
     }
 
     /// How long to wait for the answer of a worker.
@@ -132,6 +157,17 @@ mod tests {
         let trusted = Owner::trusted();
         (0..3).for_each(|_| trusted.waited(LONGEST_WAIT));
         assert_eq!(trusted.patience(), LONGEST_WAIT);
+    }
+
+    #[test]
+    fn all_of_a_user_are_left_alone_when_one_resists() {
+        let (user, trusted) = (Arc::new(Owner::user()), Owner::trusted());
+        let (one, other) = (Owner::job_of(user.clone()), Owner::job_of(user));
+        assert!(!other.resists());
+        one.note_resistance();
+        assert!(other.resists() && !Owner::job_of(Arc::new(Owner::user())).resists());
+        trusted.note_resistance();
+        assert!(!trusted.resists());
     }
 
     #[test]

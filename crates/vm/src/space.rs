@@ -26,7 +26,7 @@ use crate::exit_words::ExitWords;
 use crate::heat::Heat;
 use crate::heirs::Heirs;
 use crate::huge::HugePages;
-use crate::owner::Owner;
+use crate::owner::{LEFT_ALONE, Owner};
 use crate::pager::Account;
 use crate::range::{Range, RangeSet};
 use crate::removal::Removals;
@@ -48,6 +48,8 @@ pub struct Space {
     pub owner: Arc<Owner>,
     /// A thread is stuck here: no other is to come ([`crate::visit`]).
     blocked: AtomicBool,
+    /// A thread was stuck in stopping the process by ptrace, at that time.
+    resisted: Mutex<Option<Instant>>,
     state: Mutex<State>,
     /// Held by whoever fills pages without the lock of the state, taken under that; waited for before messages are read. So a page
     /// is filled as of the last message that was read, or not at all.
@@ -170,6 +172,8 @@ pub(crate) struct State {
     pub nonce: Option<Nonce>,
     /// What holds the userfaultfds of children that have no worker: of this program's tether, or inherited.
     pub heirs: Option<Arc<Heirs>>,
+    /// A forked child that has not been seen to run: then it is tied, if it has no worker.
+    pub is_new: bool,
     pub staging: Staging,
     pub request: Option<Request>,
     pub removals: Removals,
@@ -200,13 +204,15 @@ pub(crate) struct State {
 impl Space {
     pub(crate) fn new(id: u64, uffd: Uffd, state: State, account: Arc<dyn Account>, owner: Arc<Owner>) -> Space {
         let (account, state) = (RwLock::new(account), Mutex::new(state));
-        let (blocked, fills, pace, held_in, uncharged, brought, missed, conversation, tether) = Default::default();
+        let (blocked, resisted, fills, pace, held_in, uncharged, brought, missed) = Default::default();
+        let (conversation, tether) = Default::default();
         Space {
             id,
             uffd,
             account,
             owner,
             blocked,
+            resisted,
             state,
             fills,
             pace,
@@ -241,6 +247,17 @@ impl Space {
         self.blocked.load(Relaxed) || self.owner.is_shunned()
     }
 
+    /// Notes that a thread was stuck in stopping the process.
+    pub fn note_resistance(&self) {
+        *self.resisted.lock() = Some(Instant::now());
+        self.owner.note_resistance();
+    }
+
+    /// Whether nobody is to stop the process: who tried not long ago was stuck, or is in another of its user.
+    pub fn resists(&self) -> bool {
+        self.is_shunned() || self.owner.resists() || self.resisted.lock().is_some_and(|at| at.elapsed() < LEFT_ALONE)
+    }
+
     /// Ties the program of `worker` to the life of this manager, if that is not done yet. To be called before the worker is
     /// told to evict. The worker obeys in order, so there is no answer to wait for.
     pub(crate) fn tie(&self, worker: &Worker) {
@@ -253,10 +270,11 @@ impl Space {
             *tether = Tether::new(worker.program)
                 .and_then(|tether| worker.link.send(&[kind::TETHER], Some(tether.far())).map(|()| tether))
                 .ok();
-            tether.as_ref().map(|tether| Arc::new(Heirs::new(tether.hold().clone())))
+            tether.as_ref().map(|tether| Arc::new(Heirs::new(tether.hold().clone(), worker.program)))
         };
         if heirs.is_some() {
-            self.lock().heirs = heirs;
+            let inherited = std::mem::replace(&mut self.lock().heirs, heirs);
+            inherited.iter().for_each(|heirs| heirs.let_go(worker.program));
         }
     }
 
@@ -268,6 +286,7 @@ impl Space {
     /// Lets the program live without this manager.
     pub(crate) fn untie(&self) {
         *self.tether.lock() = None;
+        self.lock().heirs = None;
     }
 
     /// Who pays for what becomes resident and for what is stored from now on.
@@ -530,6 +549,7 @@ impl State {
             beacon: self.beacon,
             has_guards: self.has_guards,
             heirs: self.heirs.clone(),
+            is_new: true,
             ..State::default()
         };
         for (page, state) in self.table.iter() {
