@@ -380,13 +380,14 @@ impl Worker {
         // First: a program that is being killed forks no more relatives.
         sys::kill_by(self.program as isize);
         if self.has_outlived_manager() {
-            family::kill(self.library_path().to_bytes());
             let socket = socket_path();
+            // Before the workers of its family are killed, which do the same. The library last: whoever sweeps goes by it.
             // SAFETY: both are C strings.
             unsafe {
-                call!(sys::SYS_UNLINK, self.library_path().as_ptr());
                 call!(sys::SYS_UNLINK, socket.as_ptr());
+                call!(sys::SYS_UNLINK, self.library_path().as_ptr());
             }
+            family::kill(self.library_path().to_bytes());
         }
         sys::exit(0)
     }

@@ -116,9 +116,10 @@ pub fn preload_name(path: &Path) -> PathBuf {
     }
 }
 
-/// Removes the agent at `path` and what lies beside it; a second removal is no error.
+/// Removes the agent at `path` and what lies beside it; a second removal is no error. The agent goes last: as long as it is there, the rest
+/// is found ([`sweep`]).
 pub fn remove(path: &Path) {
-    for path in [path, &socket_beside(path), &attach_socket(path)] {
+    for path in [&socket_beside(path), &attach_socket(path), path] {
         let _ = fs::remove_file(path);
     }
 }
