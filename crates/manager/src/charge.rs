@@ -424,7 +424,8 @@ impl Charge {
     /// How long nothing can happen that must be seen, if `lead` bytes are touched besides: memory is not touched faster than this.
     pub fn pause(&self, lead: u64) -> Duration {
         let current = self.current.load(Relaxed) + lead;
-        let until = |bytes: u64| Duration::from_micros(bytes.saturating_sub(current) * 1000 / BYTES_PER_MILLISECOND);
+        let micros = |bytes: u64| bytes.saturating_mul(1000) / BYTES_PER_MILLISECOND;
+        let until = |bytes: u64| Duration::from_micros(micros(bytes.saturating_sub(current)));
         // Unwatched until the first mark; from there on, what was mapped since the last look.
         let unwatched = until(self.watch_from()).max(Duration::from_millis(2));
         let left = (until(self.max()) / 2).max(Duration::from_micros(250));
