@@ -12,7 +12,8 @@
 //! A forked child has other userfaultfds. Its own worker ties those before it runs. A child that is made by the instruction `syscall`
 //! itself, past libc, has no worker. It inherits a second mapping of its parent's io_uring, the *heirloom*; and through the socket
 //! in there the manager sends the child's userfaultfd as soon as it knows it, to nobody: a descriptor in a message that nobody
-//! receives stays open as long as the socket does (`vm/src/heirs.rs`). A child with a worker of its own gives the heirloom up.
+//! receives stays open as long as the socket does (`vm/src/heirs.rs`). There the manager has the far end of a socket pair for that child,
+//! too. A child with a worker of its own gives the heirloom up.
 //!
 //! Where io_uring is forbidden, requests of asynchronous input and output that never complete (`IOCB_CMD_POLL`) hold the
 //! files: their context belongs to the memory, too. The end of such a process takes some milliseconds longer.

@@ -9,8 +9,9 @@
 //!    then holds its own userfaultfd: without a manager the threads that touch an evicted page wait, until they are killed.
 //! 2. The kernel lets a forking thread go on when the fork has been read, and that thread has the child still to complete. So the
 //!    child runs later than that by some tens of microseconds, and the message is sent within a few.
-//! 3. Before the first fault of such a child is answered, the kernel is told to kill it when manager and front are gone ([`Line`]), as its
-//!    parent: the far end goes the same way. Which of its parent's children it is does not matter, since all that have none get one.
+//! 3. Before the first fault of such a child is answered, the kernel is told to kill it when manager and front are gone, as it kills the
+//!    program: by a [`Line`], whose far end is sent after the userfaultfd. Which process has this userfaultfd need not be known: all
+//!    children that are not tied yet are tied then.
 //! 4. What is sent stays until it is taken back, oldest first. Once in a while what is still needed is sent once more, and then
 //!    everything older is taken back. Children that are gone or tied by now need nothing.
 
@@ -29,7 +30,7 @@ use crate::sys::uffd::Uffd;
 /// How many messages are sent before any is taken back.
 const FEW: usize = 64;
 
-/// How many processes are tied at once: each takes three descriptors.
+/// How many processes are tied here at once: each takes three descriptors.
 const MOST_TIED: usize = 64;
 
 /// The children of a program and of its children, as far as they are not tied.
