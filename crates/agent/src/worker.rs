@@ -279,7 +279,7 @@ impl Worker {
         });
         let Some(socket) = socket.filter(|_| words[0] == kind::GREETING) else {
             // The program may be where the manager's socket is not to be reached: then its faults are served all the same.
-            if program.inherits && words[0] != kind::RELEASE && !is_served(control.beacon) {
+            if program.inherits && words[0] != kind::RELEASE && !is_served(control) {
                 // The manager is gone, and with it what the program has inherited.
                 sys::kill_by(pidfd);
             }
@@ -593,17 +593,21 @@ impl Worker {
 
 /// Touches the beacon of a forked child: a manager answers with the number under which the child's address space can be claimed. `None`
 /// if the page reads as zeros.
-///
-/// The caller may wait here for ever (see [`Control::wait_until_settled`]). Whoever waits for it may be killed meanwhile, then so is this.
 fn ask(control: &Control) -> Option<Nonce> {
+    while_waited_for(control, || look(control.beacon))
+}
+
+/// Does what may wait for a manager for ever (see [`Control::wait_until_settled`]). Whoever waits for the worker may be killed meanwhile, then
+/// so is the worker.
+fn while_waited_for<T>(control: &Control, wait: impl FnOnce() -> T) -> T {
     sys::die_with_parent(true);
     // SAFETY: no pointers.
     if unsafe { call!(sys::SYS_GETPPID) } != control.parent.load(Relaxed) {
         sys::exit(0)
     }
-    let nonce = look(control.beacon);
+    let result = wait();
     sys::die_with_parent(false);
-    nonce
+    result
 }
 
 /// The number in the beacon of a forked child.
@@ -616,12 +620,14 @@ fn look(page: usize) -> Option<Nonce> {
 }
 
 /// Whether faults of this forked child are served by a living manager: its beacon, emptied, is filled again.
-fn is_served(page: usize) -> bool {
+fn is_served(control: &Control) -> bool {
     const MADV_DONTNEED: usize = 4;
-    // SAFETY: the beacon is the agent's own page, of which only this process uses the first word. If the program has unmapped
-    // it the worker ends here by a signal, and the program runs on.
-    unsafe { call!(sys::SYS_MADVISE, page, PAGE_SIZE, MADV_DONTNEED) };
-    look(page).is_some()
+    while_waited_for(control, || {
+        // SAFETY: the beacon is the agent's own page, of which only this process uses the first word. If the program has unmapped
+        // it the worker ends here by a signal, and the program runs on.
+        unsafe { call!(sys::SYS_MADVISE, control.beacon, PAGE_SIZE, MADV_DONTNEED) };
+        look(control.beacon).is_some()
+    })
 }
 
 /// What the worker knows of the registration of a range.
