@@ -6,7 +6,8 @@
 //! 1. A thread reads `/proc/PID/status` of every process, every [`PAUSE`].
 //! 2. A process that is found in the same tracing stop twice is being debugged. A tracer that only follows system calls
 //!    (strace) lets its process go on within microseconds, and reads memory by `process_vm_readv`, which waits for
-//!    userfaults. Held for its sake, the process would have no limit.
+//!    userfaults. Held for its sake, the process would have no limit. Nor does a stop count while the tracer, a process of
+//!    the job, waits for memory itself or is held by the brake: if its process were held in then, neither could go on.
 //! 3. The process is held in: all of its pages are brought back, and none is evicted. What was brought back for that is not
 //!    charged: otherwise a debugger would drive the group over its limit, and its process to an OOM kill.
 //! 4. It is let go when its tracer has left; if all its stops were short, already [`GRACE`] after the last of them; and, while it
@@ -163,10 +164,10 @@ impl Traced {
         for session in live {
             self.known.entry(session.id).or_insert_with(|| Known::new(session));
         }
-        let pager = &self.pager;
+        let (pager, sessions) = (&self.pager, &self.sessions);
         self.known.retain(|id, known| {
             if ids.contains(id) {
-                known.look(pager);
+                known.look(pager, sessions);
                 return true;
             }
             known.look_back()
@@ -182,7 +183,7 @@ impl Known {
     }
 
     /// Looks at a process that lives.
-    fn look(&mut self, pager: &Pager) {
+    fn look(&mut self, pager: &Pager, sessions: &Sessions) {
         // Of a process that nothing was evicted from, a debugger sees all.
         if self.session.space.is_shunned() || self.held.is_none() && !self.session.space.is_tied() {
             return;
@@ -200,14 +201,15 @@ impl Known {
             self.refused = false;
             return self.let_go(pager);
         }
+        let counts = status.in_tracing_stop && !is_held_up(sessions, status.tracer);
         let stop = Stop { tracer: status.tracer, switches: status.switches };
         match &self.stop {
-            Some((last, since)) if status.in_tracing_stop && *last == stop => {
+            Some((last, since)) if counts && *last == stop => {
                 let long = since.elapsed() >= LONG_STOP;
                 self.hold_for_tracer(pager, status.tracer, long);
             }
             _ => {
-                self.stop = status.in_tracing_stop.then(|| (stop, Instant::now()));
+                self.stop = counts.then(|| (stop, Instant::now()));
                 let is_short = self.session.charge().path().any(|charge| charge.excess() > 0);
                 let over = |held: &Held| is_short || !held.lasting && held.last_stop.elapsed() > GRACE;
                 if self.held.as_ref().is_some_and(over) {
@@ -295,6 +297,14 @@ impl Known {
             ));
         }
     }
+}
+
+/// Returns whether process `pid` is one of a job, and does not run for want of memory: a thread of it waits for that, or the brake holds it.
+fn is_held_up(sessions: &Sessions, pid: i32) -> bool {
+    sessions.of_pid(pid).filter(|session| !session.space.is_shunned()).is_some_and(|session| {
+        let _visit = session.space.visit();
+        session.space.has_waiting() || Status::of(pid).is_some_and(|status| status.in_tracing_stop)
+    })
 }
 
 impl Status {
