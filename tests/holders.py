@@ -41,9 +41,7 @@ def holder(context: Context, test):
     program = context.program("holder")
     program.chmod(0o755)
     for mode, mib in (("hold", 8), ("exec", 32)):
-        # All of them run. So many would leave hardly a processor to the other job, which is no doing of the manager's.
-        nice = context.size([], ["nice", "-n", "10"])
-        yield from beside(context, mode, [*nice, program, mode], [context.size(12, 60), mib])
+        yield from beside(context, mode, [program, mode], [context.size(12, 60), mib])
 
 
 def beside(context: Context, mode: str, before: list, after: list):

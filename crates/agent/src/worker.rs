@@ -73,7 +73,7 @@ pub struct Control {
     region: Region,
     /// A handle on the program, or a negative errno. Told by the usher to the worker.
     pidfd: AtomicIsize,
-    /// The process id of whoever clones the worker and waits for it. Told likewise.
+    /// The process id of the worker's parent, which waits for it: the usher, or the program. Told likewise.
     parent: AtomicIsize,
     /// The worker's process id, 0 if none is wanted any more, or a negative errno. Told by the usher to the program.
     pub worker: AtomicIsize,
@@ -119,16 +119,12 @@ impl Control {
         let moment = [0u64, 50_000_000];
         let mut has_ended = false;
         for _ in 0..if self.program.inherits { TRIES_IF_IT_INHERITS } else { TRIES } {
+            // A filter of system calls may have killed it, or a user who kills all of uzswap. Asked first: a worker can settle, and end.
+            has_ended = sys::has_ended(worker);
             if self.settled.load(Acquire) != 0 {
                 return true;
             }
-            // A filter of system calls may have killed it; or whoever kills all of uzswap.
-            has_ended = sys::has_ended(worker);
             if has_ended {
-                // It may have settled just before.
-                if self.settled.load(Acquire) != 0 {
-                    return true;
-                }
                 break;
             }
             // SAFETY: waits for 50 ms at most, while the word is 0.
@@ -381,7 +377,8 @@ impl Worker {
         sys::kill_by(self.program as isize);
         if self.has_outlived_manager() {
             let socket = socket_path();
-            // Before the workers of its family are killed, which do the same. The library last: whoever sweeps goes by it.
+            // Before the worker kills the other workers of its family, which do the same. The library last: a manager that sweeps the directory
+            // finds the socket by it.
             // SAFETY: both are C strings.
             unsafe {
                 call!(sys::SYS_UNLINK, socket.as_ptr());
@@ -597,8 +594,8 @@ fn ask(control: &Control) -> Option<Nonce> {
     while_waited_for(control, || look(control.beacon))
 }
 
-/// Does what may wait for a manager for ever (see [`Control::wait_until_settled`]). Whoever waits for the worker may be killed meanwhile, then
-/// so is the worker.
+/// Calls `wait`, which waits for ever if the manager is gone (see [`Control::wait_until_settled`]). The kernel kills the worker if its parent,
+/// which waits for it, is killed meanwhile.
 fn while_waited_for<T>(control: &Control, wait: impl FnOnce() -> T) -> T {
     sys::die_with_parent(true);
     // SAFETY: no pointers.
@@ -610,7 +607,7 @@ fn while_waited_for<T>(control: &Control, wait: impl FnOnce() -> T) -> T {
     result
 }
 
-/// The number in the beacon of a forked child.
+/// Returns the number in the beacon of a forked child.
 fn look(page: usize) -> Option<Nonce> {
     // SAFETY: the beacon is the agent's own page. If the program has unmapped it the worker ends here by a signal.
     match unsafe { (page as *const [u64; 3]).read_volatile() } {

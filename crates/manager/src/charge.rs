@@ -331,7 +331,8 @@ impl Charge {
         }
     }
 
-    /// Whether it can grow: a process that a fork has just begun touches memory as soon as any, and shares all it has.
+    /// Returns whether the charge can grow: a forked child can touch memory at once, though all that it has is shared, and charged to its
+    /// parent.
     pub fn can_grow(&self) -> bool {
         self.occupied.load(Relaxed) || self.current.load(Relaxed) > 0
     }

@@ -7,9 +7,9 @@
 //!    not run, or for [`STUCK_RUNNING`] has taken its thread out of service.
 //! 2. Its address space is blocked, and its job and its user have one more that is: at some number none of theirs is visited any more.
 //!    So a user costs a bounded number of threads, and each role a bounded time.
-//! 3. Another thread begins in the role of the stuck one. At most [`MOST_SURPLUS`] have been replaced and are still there. One that was
-//!    stuck in stopping a process is ended; then nobody tries to stop that process, or others of its user, for some seconds
-//!    ([`Space::resists`]).
+//! 3. Another thread begins in the role of the stuck one. At most [`MOST_SURPLUS`] have been replaced and are still there. A watch
+//!    thread that was stuck in stopping a process is ended; the next one stops neither that process nor others of its user for some
+//!    seconds ([`Space::resists`]).
 //! 4. A process that blocks a thread for [`PATIENCE`] is killed. A long fork of much memory is over by then.
 //! 5. When a stuck thread has gone on, its address space is visited again.
 //!
@@ -179,7 +179,7 @@ impl Watchdog {
     }
 }
 
-/// Whether a thread holds threads of processes.
+/// Returns whether a thread is one that holds threads of processes.
 fn is_watch(place: &Place) -> bool {
     place.role().is_some_and(|role| role.name() == WATCH)
 }

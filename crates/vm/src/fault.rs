@@ -266,7 +266,8 @@ impl Pager {
     fn answer_some(&self, space: &Space, state: &mut State, pass: &mut Pass) {
         if state.is_new && !state.waiting.is_empty() {
             state.is_new = false;
-            state.heirs.iter().filter(|_| state.worker.is_none()).for_each(|heirs| heirs.tie());
+            // A child with a worker has a tether of its own.
+            state.heirs.iter().filter(|_| state.worker.is_none()).for_each(|heirs| heirs.tie_children());
         }
         while pass.has_room()
             && let Some(fault) = state.starved.pop_front()

@@ -36,6 +36,7 @@ mod fault;
 mod guard;
 mod heirs;
 mod release;
+mod tied;
 mod watched;
 
 mod heat;

@@ -4,9 +4,8 @@
 //!    either: each visit could take one more thread out of service. The same holds for all jobs of a user.
 //! 2. *Slow.* A thread that talks to a worker waits for its answer, but a user's workers together may make threads wait
 //!    for a small part of the time only. Beyond that an answer is heard when it comes.
-//! 3. *Resisting.* A process that executes a program cannot be stopped by ptrace meanwhile, and a thread that tries waits until it is
-//!    replaced. While it does so nobody looks how memory grows. So for some time it does not try again: with that process, nor with
-//!    any of its user.
+//! 3. *Resisting.* While a process executes a program, ptrace cannot stop it: the watch thread that tries waits until the watchdog replaces
+//!    it, and does not see memory grow meanwhile. So for some time the watch thread stops neither that process nor another of its user.
 //!
 //! The owner of a manager that serves one user's job is *trusted*: there is no other whom it could hold up.
 
@@ -39,12 +38,13 @@ pub struct Owner {
     user: Option<Arc<Owner>>,
     /// How many of its address spaces are blocked, and how many of its processes block a thread before they have one.
     blocked: AtomicUsize,
-    /// When a process of his could not be stopped.
+    /// When the watch thread was last stuck in stopping one of the processes.
     resisted: Mutex<Option<Instant>>,
     allowance: Mutex<Allowance>,
 }
 
-/// For how long a process is left alone that could not be stopped, and its user: the thread that tried was lost for a twentieth of it.
+/// For how long the watch thread does not stop a process that it was stuck with, nor others of its user. The time that it lost is a twentieth
+/// of this.
 pub(crate) const LEFT_ALONE: Duration = Duration::from_secs(3);
 
 /// How long the owner's workers may make threads wait.
@@ -93,7 +93,7 @@ impl Owner {
         !self.trusted && self.blocked.load(Relaxed) >= most || self.user.as_ref().is_some_and(|user| user.is_shunned())
     }
 
-    /// A thread has been stuck in stopping one of its processes.
+    /// Notes that the watch thread was stuck in stopping one of the processes.
     pub(crate) fn note_resistance(&self) {
         match &self.user {
             Some(user) => user.note_resistance(),
@@ -102,7 +102,7 @@ impl Owner {
         }
     }
 
-    /// Whether none of its processes is to be stopped at this moment.
+    /// Returns whether the watch thread is not to stop any of the processes at this moment.
     pub(crate) fn resists(&self) -> bool {
         match &self.user {
             Some(user) => user.resists(),

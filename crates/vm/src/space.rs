@@ -48,7 +48,7 @@ pub struct Space {
     pub owner: Arc<Owner>,
     /// A thread is stuck here: no other is to come ([`crate::visit`]).
     blocked: AtomicBool,
-    /// A thread was stuck in stopping the process by ptrace, at that time.
+    /// When a thread was last stuck in stopping the process by ptrace.
     resisted: Mutex<Option<Instant>>,
     state: Mutex<State>,
     /// Held by whoever fills pages without the lock of the state, taken under that; waited for before messages are read. So a page
@@ -172,7 +172,7 @@ pub(crate) struct State {
     pub nonce: Option<Nonce>,
     /// What holds the userfaultfds of children that have no worker: of this program's tether, or inherited.
     pub heirs: Option<Arc<Heirs>>,
-    /// A forked child that has not been seen to run: then it is tied, if it has no worker.
+    /// Whether this is a forked child of which no fault has been answered.
     pub is_new: bool,
     pub staging: Staging,
     pub request: Option<Request>,
@@ -253,7 +253,8 @@ impl Space {
         self.owner.note_resistance();
     }
 
-    /// Whether nobody is to stop the process: who tried not long ago was stuck, or is in another of its user.
+    /// Returns whether threads are not to stop the process by ptrace: a thread was stuck in that not long ago, with this process or with
+    /// another of its user, or the process is shunned.
     pub fn resists(&self) -> bool {
         self.is_shunned() || self.owner.resists() || self.resisted.lock().is_some_and(|at| at.elapsed() < LEFT_ALONE)
     }
@@ -274,7 +275,7 @@ impl Space {
         };
         if heirs.is_some() {
             let inherited = std::mem::replace(&mut self.lock().heirs, heirs);
-            inherited.iter().for_each(|heirs| heirs.let_go(worker.program));
+            inherited.iter().for_each(|heirs| heirs.worker_told(worker.program));
         }
     }
 

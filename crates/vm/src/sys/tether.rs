@@ -18,8 +18,8 @@ use std::sync::Arc;
 
 use crate::closing;
 
-/// Has the kernel kill a process when this process and all that share its descriptors are gone, if [`Line::far`] is still open
-/// somewhere then.
+/// A socket pair by whose end the kernel kills a process: when this process and all that share its descriptors are gone, if [`Line::far`] is
+/// still open somewhere then.
 #[derive(Debug)]
 pub struct Line {
     near: OwnedFd,
@@ -27,7 +27,7 @@ pub struct Line {
 }
 
 impl Line {
-    /// To process `pid`. Signals nothing yet.
+    /// Makes a line to process `pid`, which is not armed yet.
     pub fn new(pid: i32) -> io::Result<Line> {
         #[repr(C)]
         struct Owner {
@@ -47,7 +47,7 @@ impl Line {
         Ok(Line { near: near.into(), far })
     }
 
-    /// From now on whatever happens at the far end kills, its end included.
+    /// Arms the line: from now on any event at the far end kills the process, the end of the connection included.
     pub fn arm(&self) -> io::Result<()> {
         // SAFETY: a number.
         unsafe { super::check(libc::fcntl(self.far.as_raw_fd(), libc::F_SETFL, libc::O_ASYNC | libc::O_NONBLOCK))? };
@@ -60,7 +60,7 @@ impl Line {
     }
 }
 
-/// Whom it was tied to is dismissed, and needs no manager any more.
+/// Disarms the line: the process needs no manager any more.
 impl Drop for Line {
     fn drop(&mut self) {
         // SAFETY: a number. From here on the end of the connection signals nothing.
