@@ -6,17 +6,14 @@
 //! 2. Limits change at any time; whoever looks sees the old or the new one.
 //! 3. No lock is taken by a fault: all figures are atomics.
 
-use std::sync::atomic::{
-    AtomicBool, AtomicI64, AtomicU64,
-    Ordering::{Acquire, Relaxed, Release},
-};
-use std::sync::{Arc, OnceLock};
-use std::thread::Thread;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
 use uzswap_engine::{Group, MAX_SHARDS, PAGE_SIZE};
 use uzswap_vm::pager::{Account, Counters};
 
+use crate::bell::Bell;
 use crate::control::{GroupId, Limit};
 use crate::stall::Stalls;
 
@@ -113,44 +110,6 @@ pub struct Events {
     pub oom: AtomicU64,
     /// Processes killed for that.
     pub oom_kill: AtomicU64,
-}
-
-/// Wakes a thread that has work. Takes no lock: who rings must not wait for who listens.
-#[derive(Debug, Default)]
-pub struct Bell {
-    listener: OnceLock<Thread>,
-    rung: AtomicBool,
-}
-
-impl Bell {
-    /// Wakes the thread that listens, or will: once, however often this is called before it is awake.
-    pub fn ring(&self) {
-        self.mark();
-        self.wake();
-    }
-
-    /// As [`Bell::ring`], but for [`Bell::wake`], which is to follow.
-    fn mark(&self) {
-        self.rung.store(true, Release);
-    }
-
-    /// Wakes the thread that listens, if the bell was rung.
-    fn wake(&self) {
-        if self.rung.load(Acquire)
-            && let Some(listener) = self.listener.get()
-        {
-            listener.unpark();
-        }
-    }
-
-    /// Waits until the bell is rung, `patience` at most; sometimes shorter. Tells whether it was. Always the same thread listens.
-    pub fn wait(&self, patience: Duration) -> bool {
-        self.listener.get_or_init(std::thread::current);
-        if !self.rung.load(Acquire) {
-            std::thread::park_timeout(patience);
-        }
-        self.rung.swap(false, Acquire)
-    }
 }
 
 impl Account for Charge {

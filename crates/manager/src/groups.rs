@@ -16,7 +16,8 @@ use parking_lot::RwLock;
 use uzswap_engine::{Group, Zswap};
 use uzswap_vm::pager::Counters;
 
-use crate::charge::{Bell, Charge, LONGEST_PAUSE};
+use crate::bell::Bell;
+use crate::charge::{Charge, LONGEST_PAUSE};
 use crate::control::{Error, GroupId, Limit};
 
 /// All groups.

@@ -27,6 +27,7 @@ mod descriptors;
 pub mod fuzzing;
 mod quota;
 
+mod bell;
 mod brake;
 mod charge;
 mod groups;

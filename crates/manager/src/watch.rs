@@ -19,8 +19,9 @@ use uzswap_vm::sys::{ptrace, thread};
 use uzswap_vm::visit;
 
 use crate::agent_file::Board;
+use crate::bell::Bell;
 use crate::brake::Brake;
-use crate::charge::{Bell, Charge};
+use crate::charge::Charge;
 use crate::groups::Groups;
 use crate::sessions::{Session, Sessions};
 
