@@ -67,6 +67,19 @@ def limits_of_groups(context: Context, test):
     yield twice(context, "limits-groups: 50 groups of a process", "single", limit, 4096 * MIB, argv, "--control", socket)
 
 
+# More processes than are measured as long as the machine has hardly any page faults.
+IDLE = 'for i in $(seq 40); do sleep 60 & done; sleep 0.5; start=$(date +%s%N); "$0" "$@"; status=$?; echo $((($(date +%s%N) - start) / 1000000)); kill $(jobs -p); exit $status'
+
+
+@test("held-among-many", 120)
+def held_among_many(context: Context, test):
+    """A process that is held while all others are idle is let go in time: nothing else touches memory meanwhile."""
+    for how in ("maps", "forks"):
+        outcome = context.run(["bash", "-c", IDLE, context.program("growth"), how, 128, 1], "--quiet", "--memory-max", "24M", timeout=60)
+        took = int(outcome.stdout.split()[-1]) / 1000 if outcome.stdout.strip() else 60
+        yield check(f"held-among-many: {how} took {took:.1f} s", unless(outcome.status == 0, complaint(outcome)), unless(took < 4, "it was held up"))
+
+
 @test("turns", 120)
 def turns(context: Context, test):
     """More processes than processors that thrash take turns, find what they wrote, and none is forgotten; where they wait for each other

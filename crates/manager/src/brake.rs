@@ -66,6 +66,11 @@ impl Brake {
         lead
     }
 
+    /// Whether a process is held, or is being let go: each look may be the one that lets it go.
+    pub fn holds(&self) -> bool {
+        !self.held.is_empty() || self.lets_go()
+    }
+
     /// Whether a thread is about to be let go that has to be looked at once more for that.
     pub fn lets_go(&self) -> bool {
         !self.free.is_empty()

@@ -97,8 +97,9 @@ impl Watch {
         while !stop.load(Relaxed) && !visit::is_surplus() {
             let start = thread::processor_time();
             let quiet = self.groups.all().iter().all(|charge| charge.excess() <= 0);
-            if processes >= MANY && quiet && !rung && last.elapsed() < STALE {
-                // That many are not measured if hardly anything was touched, in any program of the machine.
+            if processes >= MANY && quiet && !rung && !brake.holds() && last.elapsed() < STALE {
+                // That many are not measured if hardly anything was touched, in any program of the machine. A process that is held
+                // touches nothing, and waits for the next look.
                 let now = meter.as_mut().and_then(FaultMeter::touched);
                 if now.zip(touched).is_some_and(|(now, before): (u64, u64)| now.wrapping_sub(before) < FEW_BYTES) {
                     rung = self.groups.watch_bell.wait(self.groups.pause(0));
