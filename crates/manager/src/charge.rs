@@ -8,8 +8,9 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering::Relaxed};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
+use parking_lot::Mutex;
 use uzswap_engine::{Group, MAX_SHARDS, PAGE_SIZE};
 use uzswap_vm::pager::{Account, Counters};
 
@@ -71,6 +72,8 @@ pub struct Charge {
     reserve: AtomicU64,
     /// Reclaim finds nothing to take: what is left may not be swapped out.
     exhausted: AtomicBool,
+    /// Steps of reclaim find nothing to take from processes that are not protected: the time of the first and of the latest of them.
+    unprotected_spent: Mutex<Option<(Instant, Instant)>>,
     /// Processes were here or below when it was last measured, however little of their memory they pay for.
     occupied: AtomicBool,
     /// Resident anonymous memory, last measured.
@@ -184,6 +187,7 @@ impl Charge {
             unseen: AtomicBool::default(),
             reserve: AtomicU64::default(),
             exhausted: AtomicBool::default(),
+            unprotected_spent: Mutex::default(),
             occupied: AtomicBool::default(),
             anon: AtomicU64::default(),
             anon_peak: AtomicU64::default(),
@@ -318,6 +322,16 @@ impl Charge {
         }
     }
 
+    /// Notes whether a step of reclaim has found something to take from processes that are not protected. Returns for how long no step
+    /// has; `None` if this one has. A step after a pause longer than `memory` begins anew.
+    pub fn note_unprotected(&self, found: bool, memory: Duration) -> Option<Duration> {
+        let mut spent = self.unprotected_spent.lock();
+        let now = Instant::now();
+        let first = spent.filter(|(_, latest)| now - *latest <= memory).map_or(now, |(first, _)| first);
+        *spent = (!found).then_some((first, now));
+        spent.map(|_| now - first)
+    }
+
     /// Takes so many bytes if so much is left besides the reserve. Wakes reclaim when little is.
     fn take(&self, bytes: i64) -> bool {
         let left = self.left.fetch_sub(bytes, Relaxed) - bytes;
@@ -422,6 +436,19 @@ mod tests {
         charge.set_limit(Limit::Max, max);
         charge.set_limit(Limit::High, high);
         charge
+    }
+
+    #[test]
+    fn protected_groups_are_spared_until_steps_have_found_nothing_else_for_a_while() {
+        let (charge, memory) = (limited(None, None), Duration::from_secs(60));
+        let pass = || std::thread::sleep(Duration::from_millis(2));
+        assert_eq!(charge.note_unprotected(true, memory), None);
+        assert_eq!(charge.note_unprotected(false, memory), Some(Duration::ZERO));
+        pass();
+        assert!(charge.note_unprotected(false, memory) >= Some(Duration::from_millis(2)));
+        pass();
+        assert_eq!(charge.note_unprotected(false, Duration::ZERO), Some(Duration::ZERO), "there was a pause");
+        assert_eq!(charge.note_unprotected(true, memory), None);
     }
 
     #[test]

@@ -15,6 +15,7 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use uzswap_proto::Advise;
+use uzswap_vm::closing;
 use uzswap_vm::log::log;
 use uzswap_vm::sys::epoll::Epoll;
 use uzswap_vm::sys::link::{Link, Listener, Peer, peer};
@@ -163,12 +164,13 @@ impl Reception {
         late.into_iter().for_each(|number| self.give_way(number));
     }
 
-    /// Accepts connections: a bounded number, for others wait for this thread, and no more when few descriptors are left.
+    /// Accepts connections: a bounded number, for others wait for this thread, and no more when few descriptors are left or many wait to be
+    /// closed.
     fn accept(&self, index: usize) {
         let limit = descriptors::limit();
         for _ in 0..ACCEPTED {
             let Ok(Some(link)) = self.listeners[index].accept() else { break };
-            let is_short = descriptors::are_short(link.as_raw_fd(), limit);
+            let is_short = descriptors::are_short(link.as_raw_fd(), limit) || closing::is_behind();
             self.wait_for_silent(link);
             if is_short {
                 // Tried again after a while.

@@ -3,8 +3,9 @@
 //! Each round: measure; have processes take turns where they thrash (`turns`); for each group whose charge is above its soft
 //! limit, evict a little from those who rest, else from the largest of its processes and of those below it, store what has
 //! waited long enough, and have its part of the pool shrunk when they have little to give; let waiting faults try again. A
-//! group below `memory.min` is left alone, one below `memory.low` as long as others have something to give. When nothing can be
-//! reclaimed any more and a limit is still in the way, the largest process under it is killed, as the kernel would.
+//! group below `memory.min` is left alone, one below `memory.low` until others have had nothing to give for a while: one step may find
+//! nothing because a worker is late. When nothing can be reclaimed any more and a limit is still in the way, the largest process under it is
+//! killed, as the kernel would.
 
 use std::collections::{HashMap, HashSet};
 use std::ops::RangeInclusive;
@@ -37,6 +38,9 @@ const SHRINK_BYTES: u64 = 256 << 10;
 
 /// How long after somebody was refused memory a group is in want of some.
 const REFUSAL_COUNTS: Duration = Duration::from_millis(200);
+
+/// How long the processes that are not protected may have nothing to give before those below `memory.low` give way.
+const LOW_PATIENCE: Duration = Duration::from_millis(100);
 
 /// How long reclaim may come to nothing, with somebody waiting, before a process is killed.
 const OOM_PATIENCE: Duration = Duration::from_secs(2);
@@ -186,7 +190,7 @@ impl Reclaimer {
             0
         } else {
             need.tried_at = Some(Instant::now());
-            self.taker.step(charge, sessions, pages, waiting) as u64 * PAGE_SIZE as u64
+            self.taker.step(charge, sessions, pages, waiting, LOW_PATIENCE) as u64 * PAGE_SIZE as u64
         };
         if freed > 0 && charge.excess() > 0 && charge.limit(Limit::High).is_some() {
             charge.count(|events| &events.high);
@@ -320,8 +324,8 @@ impl Reclaimer {
 impl Taker {
     /// Takes up to so many pages from each of the larger processes of a group and below it; gives the pages whose memory was
     /// freed. In a hurry none is left its second chance. Those that may swap out no more are left alone; if all are, the group is
-    /// exhausted.
-    pub fn step(&self, charge: &Charge, sessions: Sizes<'_>, pages: usize, hurry: bool) -> usize {
+    /// exhausted. Those below `memory.low` give way when the others have had nothing to give for as long as `patience`.
+    pub fn step(&self, charge: &Charge, sessions: Sizes<'_>, pages: usize, hurry: bool, patience: Duration) -> usize {
         let below: Vec<&(Arc<Session>, u64)> =
             sessions.iter().filter(|(session, _)| session.charge().is_below(charge.id)).collect();
         let protected = |session: &Session, limit| {
@@ -333,7 +337,8 @@ impl Taker {
             .filter(|(session, _)| !protected(session, Limit::Min))
             .partition(|(session, _)| protected(session, Limit::Low));
         let mut step = self.step_through(charge, &free, pages, hurry);
-        if step.moved + step.freed == 0 && !low.is_empty() {
+        let spent = charge.note_unprotected(step.moved + step.freed > 0, LOW_PATIENCE);
+        if spent.is_some_and(|spent| spent >= patience || !step.able) && !low.is_empty() {
             let groups: HashSet<GroupId> = low.iter().map(|(session, _)| session.charge().id).collect();
             for group in groups.into_iter().filter_map(|id| self.groups.get(id)) {
                 group.count(|events| &events.low);

@@ -6,12 +6,16 @@
 //!
 //! 1. Descriptors go into a queue. A thread closes one after another, and ends after [`REST`] without work.
 //! 2. A descriptor that finds no idle thread gets a new one, up to [`MOST_THREADS`].
+//! 3. Connections can end faster than these threads get a processor. So nothing new is accepted while the queue is long and gets
+//!    shorter ([`is_behind`]). A queue that stands still is no reason to wait: clients can hold up all threads.
 
 use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex};
+
+use crate::sys::thread;
 
 /// Threads that close at once. Each can be held by one descriptor.
 const MOST_THREADS: usize = 32;
@@ -19,7 +23,13 @@ const MOST_THREADS: usize = 32;
 /// How long a thread stays without work.
 const REST: Duration = Duration::from_secs(5);
 
-static QUEUE: Mutex<Queue> = Mutex::new(Queue { waiting: VecDeque::new(), idle: 0, threads: 0 });
+/// A queue that is longer than this is long.
+const LONG: usize = 64;
+
+/// A queue stands still if nothing was closed for so long.
+const STANDSTILL: Duration = Duration::from_millis(200);
+
+static QUEUE: Mutex<Queue> = Mutex::new(Queue { waiting: VecDeque::new(), idle: 0, threads: 0, closed: None });
 static MORE: Condvar = Condvar::new();
 
 struct Queue {
@@ -27,6 +37,14 @@ struct Queue {
     /// Threads that wait for work.
     idle: usize,
     threads: usize,
+    /// When a descriptor was last closed.
+    closed: Option<Instant>,
+}
+
+/// Returns whether many descriptors wait to be closed, and will be soon.
+pub fn is_behind() -> bool {
+    let queue = QUEUE.lock();
+    queue.waiting.len() > LONG && queue.closed.is_some_and(|closed| closed.elapsed() < STANDSTILL)
 }
 
 /// Closes a descriptor. Returns at once.
@@ -43,12 +61,15 @@ pub fn close(descriptor: OwnedFd) {
 }
 
 fn work() {
+    // Descriptors are handed over by threads that run before ordinary ones: they must not pile up here.
+    let _ = thread::ask_for_short_slices();
     let mut queue = QUEUE.lock();
     loop {
         if let Some(descriptor) = queue.waiting.pop_front() {
             drop(queue);
             drop(descriptor);
             queue = QUEUE.lock();
+            queue.closed = Some(Instant::now());
             continue;
         }
         queue.idle += 1;

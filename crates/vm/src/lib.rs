@@ -28,7 +28,7 @@
 
 pub mod pager;
 
-mod closing;
+pub mod closing;
 mod crew;
 mod evict;
 mod exit_words;
