@@ -158,6 +158,31 @@ def neighbours(context: Context, test):
     yield check("daemon-neighbours: ends", unless(daemon.end().status == 0, "status"), *daemon.is_gone())
 
 
+@test("daemon-late-worker", 60)
+def late_worker(context: Context, test):
+    """Protected memory is not taken because the worker of another process is late."""
+    daemon = Daemon(context, "--memory-max", "96M")
+    daemon.ask("mkdir", "quiet")
+    daemon.ask("set", "cgroup/quiet/memory.low", "64M")
+    quiet, loud = daemon.memory("--cgroup", "quiet"), daemon.memory("--cgroup", "loud")
+    quiet.touch(40)
+    loud.touch(64)
+    worker = next(pid for pid in loud.job.pids() if harness.comm(pid) == "uzswap-agent")
+    # Longer than the manager waits for an answer.
+    script = f"while kill -STOP {worker}; do sleep 0.06; kill -CONT {worker}; sleep 0.1; done"
+    with subprocess.Popen(["sh", "-c", script], stderr=subprocess.DEVNULL) as stops:
+        end, rounds = time.monotonic() + context.size(4, 30), 0
+        while time.monotonic() < end:
+            rounds += loud.touch(64)
+        stops.kill()
+    os.kill(worker, signal.SIGCONT)
+    stolen, low = daemon.count("cgroup/quiet/memory.stat", "pgsteal"), daemon.count("cgroup/quiet/memory.events", "low")
+    moved = daemon.count("cgroup/loud/memory.stat", "pgsteal")
+    yield check(f"daemon-late-worker: {rounds} rounds, {moved} pages of the loud one", unless(stolen == 0 and low == 0, f"{stolen} pages taken, low {low}"),
+                unless(moved > 1000, "it was not reclaimed from"), whole(quiet.end()), whole(loud.end()))
+    yield check("daemon-late-worker: ends", unless(daemon.end().status == 0, "status"), *daemon.is_gone())
+
+
 @test("daemon-stop", 120, beside=True)
 def stop(context: Context, test):
     """A daemon that ends brings back everything first, or refuses; its jobs run on."""

@@ -72,8 +72,8 @@ pub struct Charge {
     reserve: AtomicU64,
     /// Reclaim finds nothing to take: what is left may not be swapped out.
     exhausted: AtomicBool,
-    /// Steps of reclaim find nothing to take from processes that are not protected: the time of the first and of the latest of them.
-    unprotected_spent: Mutex<Option<(Instant, Instant)>>,
+    /// Steps of reclaim come to nothing because workers are late: the time of the first and of the latest of them.
+    late: Mutex<Option<(Instant, Instant)>>,
     /// Processes were here or below when it was last measured, however little of their memory they pay for.
     occupied: AtomicBool,
     /// Resident anonymous memory, last measured.
@@ -187,7 +187,7 @@ impl Charge {
             unseen: AtomicBool::default(),
             reserve: AtomicU64::default(),
             exhausted: AtomicBool::default(),
-            unprotected_spent: Mutex::default(),
+            late: Mutex::default(),
             occupied: AtomicBool::default(),
             anon: AtomicU64::default(),
             anon_peak: AtomicU64::default(),
@@ -322,14 +322,14 @@ impl Charge {
         }
     }
 
-    /// Notes whether a step of reclaim has found something to take from processes that are not protected. Returns for how long no step
-    /// has; `None` if this one has. A step after a pause longer than `memory` begins anew.
-    pub fn note_unprotected(&self, found: bool, memory: Duration) -> Option<Duration> {
-        let mut spent = self.unprotected_spent.lock();
+    /// Notes whether a step of reclaim has come to nothing because workers are late. Returns for how long all steps have; `None` if this
+    /// one has not. A step after a pause longer than `memory` begins anew.
+    pub fn note_late(&self, late: bool, memory: Duration) -> Option<Duration> {
+        let mut steps = self.late.lock();
         let now = Instant::now();
-        let first = spent.filter(|(_, latest)| now - *latest <= memory).map_or(now, |(first, _)| first);
-        *spent = (!found).then_some((first, now));
-        spent.map(|_| now - first)
+        let first = steps.filter(|(_, latest)| now - *latest <= memory).map_or(now, |(first, _)| first);
+        *steps = late.then_some((first, now));
+        steps.map(|_| now - first)
     }
 
     /// Takes so many bytes if so much is left besides the reserve. Wakes reclaim when little is.
@@ -439,16 +439,16 @@ mod tests {
     }
 
     #[test]
-    fn protected_groups_are_spared_until_steps_have_found_nothing_else_for_a_while() {
+    fn it_is_known_for_how_long_steps_have_come_to_nothing_for_late_workers() {
         let (charge, memory) = (limited(None, None), Duration::from_secs(60));
         let pass = || std::thread::sleep(Duration::from_millis(2));
-        assert_eq!(charge.note_unprotected(true, memory), None);
-        assert_eq!(charge.note_unprotected(false, memory), Some(Duration::ZERO));
+        assert_eq!(charge.note_late(false, memory), None);
+        assert_eq!(charge.note_late(true, memory), Some(Duration::ZERO));
         pass();
-        assert!(charge.note_unprotected(false, memory) >= Some(Duration::from_millis(2)));
+        assert!(charge.note_late(true, memory) >= Some(Duration::from_millis(2)));
         pass();
-        assert_eq!(charge.note_unprotected(false, Duration::ZERO), Some(Duration::ZERO), "there was a pause");
-        assert_eq!(charge.note_unprotected(true, memory), None);
+        assert_eq!(charge.note_late(true, Duration::ZERO), Some(Duration::ZERO), "there was a pause");
+        assert_eq!(charge.note_late(false, memory), None);
     }
 
     #[test]

@@ -83,7 +83,7 @@ impl JobMachine {
             let sessions = self.watch.measure();
             let Some(above) = charge.path().find(|charge| charge.is_above_max()) else { return };
             let pages = (above.need().max(0) as usize).div_ceil(PAGE_SIZE);
-            if self.taker.step(above, &sessions, pages, true, Duration::ZERO) == 0 {
+            if self.taker.step(above, &sessions, pages, true) == 0 {
                 failures += 1;
                 // The reclaimer may be at it, and has the worker.
                 std::thread::sleep(EXHAUSTED_PAUSE);
@@ -328,7 +328,7 @@ impl Machine for JobMachine {
                 let _ = self.taker.pager.refresh(&session.space);
             }
             let pages = (bytes - reclaimed).div_ceil(PAGE_SIZE as u64) as usize;
-            let mut freed = self.taker.step(&charge, &sessions, pages, true, Duration::ZERO) as u64 * PAGE_SIZE as u64;
+            let mut freed = self.taker.step(&charge, &sessions, pages, true) as u64 * PAGE_SIZE as u64;
             if freed == 0 {
                 freed = self.shrink_pool(&charge, bytes - reclaimed);
             }

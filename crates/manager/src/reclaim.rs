@@ -3,8 +3,8 @@
 //! Each round: measure; have processes take turns where they thrash (`turns`); for each group whose charge is above its soft
 //! limit, evict a little from those who rest, else from the largest of its processes and of those below it, store what has
 //! waited long enough, and have its part of the pool shrunk when they have little to give; let waiting faults try again. A
-//! group below `memory.min` is left alone, one below `memory.low` until others have had nothing to give for a while: one step may find
-//! nothing because a worker is late. When nothing can be reclaimed any more and a limit is still in the way, the largest process under it is
+//! group below `memory.min` is left alone, one below `memory.low` as long as others have something to give, or may have it when their
+//! workers have answered. When nothing can be reclaimed any more and a limit is still in the way, the largest process under it is
 //! killed, as the kernel would.
 
 use std::collections::{HashMap, HashSet};
@@ -39,8 +39,8 @@ const SHRINK_BYTES: u64 = 256 << 10;
 /// How long after somebody was refused memory a group is in want of some.
 const REFUSAL_COUNTS: Duration = Duration::from_millis(200);
 
-/// How long the processes that are not protected may have nothing to give before those below `memory.low` give way.
-const LOW_PATIENCE: Duration = Duration::from_millis(100);
+/// How long workers of processes that are not protected may be late with their answers before groups below `memory.low` give way.
+const LATE_PATIENCE: Duration = Duration::from_secs(1);
 
 /// How long reclaim may come to nothing, with somebody waiting, before a process is killed.
 const OOM_PATIENCE: Duration = Duration::from_secs(2);
@@ -190,7 +190,7 @@ impl Reclaimer {
             0
         } else {
             need.tried_at = Some(Instant::now());
-            self.taker.step(charge, sessions, pages, waiting, LOW_PATIENCE) as u64 * PAGE_SIZE as u64
+            self.taker.step(charge, sessions, pages, waiting) as u64 * PAGE_SIZE as u64
         };
         if freed > 0 && charge.excess() > 0 && charge.limit(Limit::High).is_some() {
             charge.count(|events| &events.high);
@@ -324,8 +324,8 @@ impl Reclaimer {
 impl Taker {
     /// Takes up to so many pages from each of the larger processes of a group and below it; gives the pages whose memory was
     /// freed. In a hurry none is left its second chance. Those that may swap out no more are left alone; if all are, the group is
-    /// exhausted. Those below `memory.low` give way when the others have had nothing to give for as long as `patience`.
-    pub fn step(&self, charge: &Charge, sessions: Sizes<'_>, pages: usize, hurry: bool, patience: Duration) -> usize {
+    /// exhausted. Those below `memory.low` give way when the others have nothing to give.
+    pub fn step(&self, charge: &Charge, sessions: Sizes<'_>, pages: usize, hurry: bool) -> usize {
         let below: Vec<&(Arc<Session>, u64)> =
             sessions.iter().filter(|(session, _)| session.charge().is_below(charge.id)).collect();
         let protected = |session: &Session, limit| {
@@ -337,8 +337,12 @@ impl Taker {
             .filter(|(session, _)| !protected(session, Limit::Min))
             .partition(|(session, _)| protected(session, Limit::Low));
         let mut step = self.step_through(charge, &free, pages, hurry);
-        let spent = charge.note_unprotected(step.moved + step.freed > 0, LOW_PATIENCE);
-        if spent.is_some_and(|spent| spent >= patience || !step.able) && !low.is_empty() {
+        if step.is_fruitless() && !low.is_empty() && !hurry {
+            // A second chance is worth less than protection.
+            step = self.step_through(charge, &free, pages, true);
+        }
+        let waited = charge.note_late(step.is_fruitless() && step.late, LATE_PATIENCE);
+        if step.is_fruitless() && waited.is_none_or(|waited| waited >= LATE_PATIENCE) && !low.is_empty() {
             let groups: HashSet<GroupId> = low.iter().map(|(session, _)| session.charge().id).collect();
             for group in groups.into_iter().filter_map(|id| self.groups.get(id)) {
                 group.count(|events| &events.low);
@@ -376,11 +380,11 @@ impl Taker {
         }
         // Nobody there comes for what waits for a second chance.
         let step = self.step_evenly(charge, &resting, pages, true);
-        if step.moved + step.freed > 0 {
+        if !step.is_fruitless() {
             return step;
         }
         let rest = self.step_evenly(charge, &others, pages, hurry);
-        Step { able: step.able || rest.able, ..rest }
+        Step { able: step.able || rest.able, late: step.late || rest.late, ..rest }
     }
 
     fn step_evenly(&self, charge: &Charge, sessions: &[&(Arc<Session>, u64)], pages: usize, hurry: bool) -> Step {
@@ -403,6 +407,7 @@ impl Taker {
             // Without room, what waits in the staging area goes back.
             let keep = if hurry || room == 0 { 0 } else { staging_pages(charge) / sessions.len() };
             step.freed += self.pager.store_staged(&session.space, keep).map_or(0, |progress| progress.stored);
+            step.late |= session.space.awaits_answer();
         }
         step
     }
@@ -417,6 +422,14 @@ struct Step {
     freed: usize,
     /// There was somebody who may swap something out.
     able: bool,
+    /// A worker has not answered yet.
+    late: bool,
+}
+
+impl Step {
+    fn is_fruitless(&self) -> bool {
+        self.moved + self.freed == 0
+    }
 }
 
 /// Pages that may wait in the staging areas of a group, for their second chance. The more, the better is known what is cold; but

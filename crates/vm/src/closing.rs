@@ -4,8 +4,8 @@
 //! server is flushed, a userfaultfd waits for the lock of an address space that its process holds, and a connection lets go of
 //! the descriptors in its unread messages.
 //!
-//! 1. Descriptors go into a queue. A thread closes one after another, and ends after [`REST`] without work.
-//! 2. A descriptor that finds no idle thread gets a new one, up to [`MOST_THREADS`].
+//! 1. Descriptors go into a queue. A thread closes one after another, and ends after `REST` without work.
+//! 2. A descriptor that finds no idle thread gets a new one, up to `MOST_THREADS`.
 //! 3. Connections can end faster than these threads get a processor. So nothing new is accepted while the queue is long and gets
 //!    shorter ([`is_behind`]). A queue that stands still is no reason to wait: clients can hold up all threads.
 

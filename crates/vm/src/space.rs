@@ -422,6 +422,11 @@ impl Space {
         !(state.waiting.is_empty() && state.starved.is_empty() && state.unheard.is_empty())
     }
 
+    /// Returns whether the worker has not answered its last request yet, or the state is not to be had for the moment.
+    pub fn awaits_answer(&self) -> bool {
+        self.try_lock().is_none_or(|state| state.request.is_some())
+    }
+
     /// Whether its threads get no memory ([`crate::pager::Pager::rest`]).
     pub fn rests(&self) -> bool {
         self.try_lock().is_some_and(|state| state.rests)
