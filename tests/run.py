@@ -112,6 +112,8 @@ def run_beside(context: suite.Context, selected) -> list[suite.Result]:
                 results += pipe.recv()
             except EOFError:
                 results.append(suite.Result("one of several at a time", False, "ended early"))
+        for process, _ in others:       # it removes its temporary directory
+            process.join(30)
         return results
     finally:
         for process, _ in others:
