@@ -126,21 +126,32 @@ def daemon_jobs(context: Context, test):
     yield check("daemon: ends", unless(outcome.status == 0 and not outcome.stdout, complaint(outcome)), *daemon.is_gone())
 
 
-@test("daemon-neighbours", 120, beside=True)
-def neighbours(context: Context, test):
-    """A job that thrashes takes nothing from the protected memory of its neighbour."""
-    daemon = Daemon(context, "--memory-max", "160M")
+def protected_beside_loud(context: Context, memory_max: str) -> tuple[Daemon, "Memory", "Memory"]:
+    """A daemon with a job whose 40 MiB `memory.low` protects, and another."""
+    daemon = Daemon(context, "--memory-max", memory_max)
     daemon.ask("mkdir", "quiet")
     daemon.ask("set", "cgroup/quiet/memory.low", "64M")
     quiet, loud = daemon.memory("--cgroup", "quiet"), daemon.memory("--cgroup", "loud")
     quiet.touch(40)
+    return daemon, quiet, loud
+
+
+def taken_from(daemon: Daemon, group: str) -> str | None:
+    """What was taken from a protected group, if something was."""
+    stolen, low = daemon.count(f"cgroup/{group}/memory.stat", "pgsteal"), daemon.count(f"cgroup/{group}/memory.events", "low")
+    return unless(stolen == 0 and low == 0, f"{stolen} pages taken, low {low}")
+
+
+@test("daemon-neighbours", 120, beside=True)
+def neighbours(context: Context, test):
+    """A job that thrashes takes nothing from the protected memory of its neighbour."""
+    daemon, quiet, loud = protected_beside_loud(context, "160M")
     end, rounds = time.monotonic() + context.size(8, 60), 0
     loud.touch(256)
     while time.monotonic() < end:
         rounds += loud.touch(1)
-    stolen, current = daemon.count("cgroup/quiet/memory.stat", "pgsteal"), int(daemon.get("cgroup/quiet/memory.current"))
-    events, whole_job = daemon.count("cgroup/quiet/memory.events", "low"), int(daemon.get("cgroup/memory.current"))
-    yield check(f"daemon-neighbours: {rounds} rounds", unless(stolen == 0 and events == 0, f"{stolen} pages taken, low {events}"),
+    taken, current, whole_job = taken_from(daemon, "quiet"), *(int(daemon.get(f"cgroup/{path}memory.current")) for path in ("quiet/", ""))
+    yield check(f"daemon-neighbours: {rounds} rounds", taken,
                 unless(current > 40 * MIB, f"{current / MIB:.1f} MiB left"), unless(whole_job < 164 * MIB, f"{whole_job / MIB:.1f} MiB"),
                 unless(daemon.count("cgroup/loud/memory.stat", "pgsteal") > 10000, "the loud one was not reclaimed from"))
 
@@ -161,24 +172,21 @@ def neighbours(context: Context, test):
 @test("daemon-late-worker", 60)
 def late_worker(context: Context, test):
     """Protected memory is not taken because the worker of another process is late."""
-    daemon = Daemon(context, "--memory-max", "96M")
-    daemon.ask("mkdir", "quiet")
-    daemon.ask("set", "cgroup/quiet/memory.low", "64M")
-    quiet, loud = daemon.memory("--cgroup", "quiet"), daemon.memory("--cgroup", "loud")
-    quiet.touch(40)
+    daemon, quiet, loud = protected_beside_loud(context, "96M")
     loud.touch(64)
     worker = next(pid for pid in loud.job.pids() if harness.comm(pid) == "uzswap-agent")
     # Longer than the manager waits for an answer.
     script = f"while kill -STOP {worker}; do sleep 0.06; kill -CONT {worker}; sleep 0.1; done"
     with subprocess.Popen(["sh", "-c", script], stderr=subprocess.DEVNULL) as stops:
-        end, rounds = time.monotonic() + context.size(4, 30), 0
-        while time.monotonic() < end:
-            rounds += loud.touch(64)
-        stops.kill()
+        try:
+            end, rounds = time.monotonic() + context.size(4, 30), 0
+            while time.monotonic() < end:
+                rounds += loud.touch(64)
+        finally:
+            stops.kill()
     os.kill(worker, signal.SIGCONT)
-    stolen, low = daemon.count("cgroup/quiet/memory.stat", "pgsteal"), daemon.count("cgroup/quiet/memory.events", "low")
     moved = daemon.count("cgroup/loud/memory.stat", "pgsteal")
-    yield check(f"daemon-late-worker: {rounds} rounds, {moved} pages of the loud one", unless(stolen == 0 and low == 0, f"{stolen} pages taken, low {low}"),
+    yield check(f"daemon-late-worker: {rounds} rounds, {moved} pages of the loud one", taken_from(daemon, "quiet"),
                 unless(moved > 1000, "it was not reclaimed from"), whole(quiet.end()), whole(loud.end()))
     yield check("daemon-late-worker: ends", unless(daemon.end().status == 0, "status"), *daemon.is_gone())
 

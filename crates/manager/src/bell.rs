@@ -110,7 +110,7 @@ mod tests {
             std::thread::yield_now();
             bell.ring();
             let took = heard.recv().expect("it was woken");
-            assert!(took < LONG / 2, "nobody woke it for {took:?}");
+            assert!(took < LONG / 2, "the listener slept for {took:?}");
         }
         listener.join().expect("it ends");
     }

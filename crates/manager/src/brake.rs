@@ -66,7 +66,7 @@ impl Brake {
         lead
     }
 
-    /// Whether a process is held, or is being let go: each look may be the one that lets it go.
+    /// Returns whether a process is held, or is being let go. It goes on only by a later look.
     pub fn holds(&self) -> bool {
         !self.held.is_empty() || self.lets_go()
     }

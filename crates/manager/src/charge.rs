@@ -4,7 +4,7 @@
 //!    groups below it. The charge is measured by [`Charge::measured`]; between two measurements every fill is deducted from what
 //!    is left, in the group and in each above it, so that no number of threads can fill past a limit.
 //! 2. Limits change at any time; whoever looks sees the old or the new one.
-//! 3. No lock is taken by a fault: all figures are atomics.
+//! 3. No lock is taken by a fault: all that it reads and changes here are atomics.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering::Relaxed};
