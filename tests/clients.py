@@ -14,7 +14,7 @@ import time
 
 import harness
 from behaviour import check, unless, wait_until
-from daemon import Daemon, whole
+from daemon import NOBODY, Daemon, whole
 import hostile_client
 from attack import ADVISE, CALL, HELLO, WRITE, Intruder, areas, userfaultfd
 from hostile import VICTIM, become, delays_of, touches
@@ -117,7 +117,7 @@ def random_clients(context: Context, test):
 
 @test("event-storm", 120)
 def event_storm(context: Context, test):
-    """Threads that discard memory without a pause hold up no job of another user."""
+    """Threads of one user that change mappings without a pause hold up no job of another user."""
     need_root()
     daemon = Daemon(context, "--socket-mode", "0666")
     os.chmod(os.path.dirname(daemon.socket), 0o755)
@@ -126,7 +126,7 @@ def event_storm(context: Context, test):
     seconds = context.size(10, 60)
     modes = ("discard", "discard", "discard", "discard", "remap", "unmap")
     storms = [daemon.start(["nice", "-n", "10", context.program("eventstorm"), mode, "50", str(seconds)], "--cgroup", f"storm-{number}", "--memory-max", "16M",
-                           "--quiet") for number, mode in enumerate(modes)]
+                           "--quiet", prefix=NOBODY) for number, mode in enumerate(modes)]
     # All of their memory is watched by then. Reclaim has no part in this: it waits for the locks of their address spaces.
     time.sleep(2)
     for number in range(len(modes)):
@@ -135,7 +135,7 @@ def event_storm(context: Context, test):
     touched = touches(good, 4)
     took = time.monotonic() - start
     outcomes = [storm.wait(seconds + 60) for storm in storms]
-    yield check(f"event-storm: 4 MiB took {took:.1f} s", unless(first and touched and took < 10, "another job was held up"), whole(good.end()))
+    yield check(f"event-storm: to read 68 MiB took {took:.1f} s", unless(first and touched and took < 4, "another job was held up"), whole(good.end()))
     # One that never stands still is killed rather than wrong.
     yield check("event-storm: the storms are right", *(unless(outcome.status in (0, 137) and "MISMATCH" not in outcome.stderr and not outcome.hang, complaint(outcome))
                                                        for outcome in outcomes))

@@ -334,6 +334,8 @@ impl Manager {
                 std::process::abort();
             }
         });
+        let pager = self.pager.clone();
+        let noisy = Role::new("noisy", move || pager.serve_noisy());
         let stop = self.stop.clone();
         let reception = Role::new("reception", move || reception.serve(&stop));
         let pager = self.pager.clone();
@@ -368,7 +370,7 @@ impl Manager {
             vec![faults; FAULT_THREADS],
             vec![reception; RECEPTION_THREADS],
             vec![crew; crew_size],
-            vec![huge, reclaim, watching, register, traced, reap, advice, unmanaged],
+            vec![noisy, huge, reclaim, watching, register, traced, reap, advice, unmanaged],
         ]
         .concat()
     }

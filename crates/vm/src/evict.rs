@@ -273,7 +273,9 @@ impl Pager {
             }
             drop(conversation);
             // Their layout was changing when they were last tried.
-            if space.has_waiting() {
+            if space.has_waiting() && space.noise.is_noisy() {
+                self.serve_in_turn(space);
+            } else if space.has_waiting() {
                 self.service(&space);
             }
         }

@@ -24,6 +24,7 @@ use crate::crew::PART;
 use crate::epoch::{self, Change, Event, Order};
 use crate::evict::STORE_PAGES;
 use crate::log::log;
+use crate::noisy::SETTLES_WITHIN;
 use crate::pager::{Account, Pager, read_pages, with_buffer};
 use crate::range::{Range, RangeSet};
 use crate::space::{Fault, Outcome, Request, Space, State};
@@ -130,7 +131,7 @@ impl Pager {
             std::thread::yield_now();
         }
         let (mut events, mut forks): (Vec<Event>, Vec<Uffd>) = Default::default();
-        let (mut news, mut tries) = (false, 0);
+        let (mut news, mut tries, mut begun) = (false, 0, None);
         let mut messages = std::mem::take(&mut state.unheard);
         loop {
             let read_all = match space.uffd.read(&mut messages) {
@@ -173,6 +174,11 @@ impl Pager {
                     return false;
                 }
                 Order::Later => {}
+            }
+            let waited = begun.get_or_insert_with(Instant::now).elapsed();
+            if waited > SETTLES_WITHIN {
+                space.note_unsettled(waited);
+                begun = None;
             }
             wait_for_program(&space.uffd, &mut tries);
         }

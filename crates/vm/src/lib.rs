@@ -35,6 +35,7 @@ mod exit_words;
 mod fault;
 mod guard;
 mod heirs;
+mod noisy;
 mod release;
 mod tied;
 mod watched;

@@ -75,6 +75,16 @@ impl Owner {
         Owner::new(false, Some(user))
     }
 
+    /// The user of a job; a trusted owner is its own.
+    pub(crate) fn user_of(owner: &Arc<Owner>) -> Arc<Owner> {
+        owner.user.clone().unwrap_or_else(|| owner.clone())
+    }
+
+    /// Whether there is no other whom it could hold up.
+    pub(crate) fn is_trusted(&self) -> bool {
+        self.trusted
+    }
+
     /// Counts one more that is blocked.
     pub fn begin_block(&self) {
         self.blocked.fetch_add(1, Relaxed);

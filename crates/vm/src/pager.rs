@@ -28,6 +28,7 @@ use uzswap_proto::{Nonce, kind};
 use crate::crew::Crew;
 use crate::fault::wait_for_program;
 use crate::huge::Collapses;
+use crate::noisy::Turns;
 use crate::owner::Owner;
 use crate::range::Range;
 use crate::space::{Space, State, Worker};
@@ -115,6 +116,7 @@ pub struct Pager {
     pub(crate) host: Arc<dyn Host>,
     epoll: Epoll,
     pub(crate) crew: Crew,
+    pub(crate) noisy: Turns<Arc<Space>>,
     pub(crate) collapses: Collapses,
     folios: Folios,
     registry: Mutex<Registry>,
@@ -150,6 +152,7 @@ impl Pager {
             host,
             epoll,
             crew,
+            noisy: Turns::default(),
             collapses: Collapses::default(),
             folios,
             registry: Mutex::default(),
@@ -300,7 +303,11 @@ impl Pager {
                 if let Some(space) = self.space(id) {
                     if visit::is_surplus() {
                         self.rearm(&space);
-                    } else if !space.is_shunned() {
+                    } else if space.is_shunned() {
+                        // Reported again by `reopen`.
+                    } else if space.noise.is_noisy() {
+                        self.serve_in_turn(space);
+                    } else {
                         let more = || space.pace.spin(|| space.uffd.spin());
                         self.service_while(&space, more, || visit::is_surplus() || self.epoll.is_ready());
                     }

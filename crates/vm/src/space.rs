@@ -26,6 +26,7 @@ use crate::exit_words::ExitWords;
 use crate::heat::Heat;
 use crate::heirs::Heirs;
 use crate::huge::HugePages;
+use crate::noisy::Noise;
 use crate::owner::{LEFT_ALONE, Owner};
 use crate::pager::Account;
 use crate::range::{Range, RangeSet};
@@ -55,6 +56,7 @@ pub struct Space {
     /// is filled as of the last message that was read, or not at all.
     pub(crate) fills: RwLock<()>,
     pub(crate) pace: Pace,
+    pub(crate) noise: Noise,
     /// Nothing is evicted, for a debugger or a core dump reads the memory ([`crate::pager::Pager::hold_in`]).
     pub(crate) held_in: AtomicBool,
     /// Bytes that were brought back for that; they are not charged.
@@ -204,7 +206,7 @@ pub(crate) struct State {
 impl Space {
     pub(crate) fn new(id: u64, uffd: Uffd, state: State, account: Arc<dyn Account>, owner: Arc<Owner>) -> Space {
         let (account, state) = (RwLock::new(account), Mutex::new(state));
-        let (blocked, resisted, fills, pace, held_in, uncharged, brought, missed) = Default::default();
+        let (blocked, resisted, fills, pace, noise, held_in, uncharged, brought, missed) = Default::default();
         let (conversation, tether) = Default::default();
         Space {
             id,
@@ -216,6 +218,7 @@ impl Space {
             state,
             fills,
             pace,
+            noise,
             held_in,
             uncharged,
             brought,
@@ -245,6 +248,13 @@ impl Space {
     /// Whether no thread is to visit this: one that has done so is stuck here, or too many are stuck in others of its owner.
     pub fn is_shunned(&self) -> bool {
         self.blocked.load(Relaxed) || self.owner.is_shunned()
+    }
+
+    /// Notes that the layout has not settled for so long.
+    pub(crate) fn note_unsettled(&self, time: Duration) {
+        if !self.owner.is_trusted() {
+            self.noise.note(time, Instant::now());
+        }
     }
 
     /// Notes that a thread was stuck in stopping the process.
