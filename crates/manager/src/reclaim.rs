@@ -261,7 +261,7 @@ impl Reclaimer {
         let mut waiting = false;
         for space in self.taker.pager.open_spaces() {
             if space.has_waiting() {
-                self.taker.pager.service(&space);
+                self.taker.pager.service_in_turn(&space);
                 waiting = true;
             }
         }

@@ -273,10 +273,8 @@ impl Pager {
             }
             drop(conversation);
             // Their layout was changing when they were last tried.
-            if space.has_waiting() && space.noise.is_noisy() {
-                self.serve_in_turn(space);
-            } else if space.has_waiting() {
-                self.service(&space);
+            if space.has_waiting() {
+                self.service_in_turn(&space);
             }
         }
     }

@@ -131,7 +131,7 @@ impl Pager {
             std::thread::yield_now();
         }
         let (mut events, mut forks): (Vec<Event>, Vec<Uffd>) = Default::default();
-        let (mut news, mut tries, mut begun) = (false, 0, None);
+        let (mut news, mut tries, mut begun, mut noted) = (false, 0, None, 0);
         let mut messages = std::mem::take(&mut state.unheard);
         loop {
             let read_all = match space.uffd.read(&mut messages) {
@@ -175,10 +175,9 @@ impl Pager {
                 }
                 Order::Later => {}
             }
-            let waited = begun.get_or_insert_with(Instant::now).elapsed();
-            if waited > SETTLES_WITHIN {
-                space.note_unsettled(waited);
-                begun = None;
+            if begun.get_or_insert_with(Instant::now).elapsed() > SETTLES_WITHIN {
+                space.note_changes(events.len() - noted);
+                noted = events.len();
             }
             wait_for_program(&space.uffd, &mut tries);
         }

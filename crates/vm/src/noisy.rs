@@ -5,10 +5,11 @@
 //! all threads that serve faults. So one thread serves all that are noisy ([`Pager::serve_noisy`](crate::pager::Pager::serve_noisy)), and
 //! the others serve the rest:
 //!
-//! 1. An address space becomes noisy when its layout was unsettled for much more than a tenth of the time, and is so for
-//!    [`NOISY_FOR`]. Where there is more to run than processors, an address space is unsettled for a moment now and then: that is not noise.
+//! 1. An address space becomes noisy when more than [`CHANGES`] changes a second are read while its layout does not settle, and stays so
+//!    for [`NOISY_FOR`] after the last such time. Where there is more to run than processors, a few changes may take long to settle because
+//!    their threads wait for one. That is not noise.
 //! 2. Users take turns, and the address spaces of a user do so within its turns.
-//! 3. The address spaces of a trusted owner are not noisy: there is no other that they could hold up.
+//! 3. The address spaces of a trusted owner are not noisy: no other owner's could be held up.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -20,7 +21,6 @@ use parking_lot::{Condvar, Mutex};
 use crate::owner::Owner;
 use crate::pager::Pager;
 use crate::space::Space;
-use crate::sys::thread;
 use crate::visit;
 
 /// How long an address space stays noisy.
@@ -29,29 +29,32 @@ const NOISY_FOR: Duration = Duration::from_secs(1);
 /// A layout that settles within this time counts as settled.
 pub(crate) const SETTLES_WITHIN: Duration = Duration::from_millis(1);
 
-/// For how long a layout may be unsettled at once; and the part of the time for which it may be, one in so many.
-const BURST: Duration = Duration::from_millis(10);
-const SHARE: u32 = 10;
+/// How many changes may be read from an unsettled address space in a second, and how many at once.
+const CHANGES: f64 = 5000.0;
+const BURST: f64 = 500.0;
 
-/// Whether one address space is noisy.
+/// Tells whether one address space is noisy.
 #[derive(Debug, Default)]
 pub(crate) struct Noise {
     /// Until when, in milliseconds of the clock of [`now`]; 0 for one that has never been.
     until: AtomicU64,
-    /// For how long the layout was unsettled beyond its share, and when that was last counted.
-    unsettled: Mutex<Option<(Duration, Instant)>>,
+    /// The changes that were read beyond what may be, and when they were last counted.
+    changes: Mutex<Option<(f64, Instant)>>,
     /// Whether the address space waits for its turn.
     queued: AtomicBool,
+    /// Whether it has its turn.
+    served: AtomicBool,
 }
 
 impl Noise {
-    /// Notes at `at` that the layout was unsettled for `time` until then.
-    pub fn note(&self, time: Duration, at: Instant) {
-        let mut unsettled = self.unsettled.lock();
-        let (before, last) = unsettled.unwrap_or((Duration::ZERO, at));
-        let sum = before.saturating_sub(at.duration_since(last) / SHARE) + time;
-        *unsettled = Some((sum.min(BURST), at));
-        if sum > BURST {
+    /// Notes that until `at` so many changes were read while the layout did not settle. One of many that are noisy has a small part of
+    /// the time for its turns: so whatever is noted there counts as too much.
+    pub fn note(&self, count: usize, at: Instant) {
+        let mut changes = self.changes.lock();
+        let (before, last) = changes.unwrap_or((0.0, at));
+        let sum = (before - at.duration_since(last).as_secs_f64() * CHANGES).max(0.0) + count as f64;
+        *changes = Some((sum.min(BURST), at));
+        if sum > BURST || self.served.load(Relaxed) {
             self.until.store(now() + NOISY_FOR.as_millis() as u64, Relaxed);
         }
     }
@@ -59,17 +62,17 @@ impl Noise {
     /// Returns whether the address space is noisy.
     pub fn is_noisy(&self) -> bool {
         let until = self.until.load(Relaxed);
-        until != 0 && now() < until
+        until != 0 && (now() < until || self.queued.load(Relaxed))
     }
 }
 
-/// Milliseconds since the first call.
+/// Returns the milliseconds since the first call.
 fn now() -> u64 {
     static BEGIN: std::sync::OnceLock<Instant> = std::sync::OnceLock::new();
     BEGIN.get_or_init(Instant::now).elapsed().as_millis() as u64
 }
 
-/// What waits for its turn: users take turns, and what a user has waiting does so within them.
+/// A queue in which users take turns, and the items of a user do so within its turns.
 pub(crate) struct Turns<T> {
     users: Mutex<VecDeque<(Arc<Owner>, VecDeque<T>)>>,
     more: Condvar,
@@ -89,7 +92,8 @@ impl<T> Turns<T> {
             Some((_, items)) => items.push_back(item),
             None => users.push_back((user, VecDeque::from([item]))),
         }
-        self.more.notify_one();
+        // One thread may have been replaced, and end as soon as it wakes.
+        self.more.notify_all();
     }
 
     /// Takes the item whose turn it is, if one waits.
@@ -118,8 +122,17 @@ impl<T> Turns<T> {
 }
 
 impl Pager {
+    /// Serves an address space, or has a noisy one served in its turn.
+    pub fn service_in_turn(&self, space: &Arc<Space>) {
+        if space.noise.is_noisy() {
+            self.queue(space.clone());
+        } else {
+            self.service(space);
+        }
+    }
+
     /// Has a noisy address space served in its turn.
-    pub(crate) fn serve_in_turn(&self, space: Arc<Space>) {
+    pub(crate) fn queue(&self, space: Arc<Space>) {
         if !space.noise.queued.swap(true, Relaxed) {
             self.noisy.add(Owner::user_of(&space.owner), space);
         }
@@ -127,19 +140,19 @@ impl Pager {
 
     /// Serves faults and events of noisy address spaces until the calling thread is replaced.
     pub fn serve_noisy(&self) {
-        // What it is given to do has no end, and takes from the time of the others.
-        thread::ask_for_little();
         while !visit::is_surplus() {
             let Some(space) = self.noisy.try_take() else {
                 self.noisy.wait();
                 continue;
             };
-            // Before the visit: what comes after it has begun may be left by it, and is reported again.
+            space.noise.served.store(true, Relaxed);
+            // Before the visit: a message that comes while the visit ends may be left unread, and is reported again.
             space.noise.queued.store(false, Relaxed);
             // Reported again by `reopen` if it is not to be visited.
             if !space.is_shunned() {
                 self.service_while(&space, || false, || visit::is_surplus() || self.noisy.is_waiting());
             }
+            space.noise.served.store(false, Relaxed);
         }
     }
 }
@@ -149,17 +162,33 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_address_space_is_noisy_that_is_unsettled_for_much_of_the_time() {
+    fn an_address_space_is_noisy_that_changes_much_without_settling() {
         let (quiet, noisy, begin) = (Noise::default(), Noise::default(), Instant::now());
         let millisecond = Duration::from_millis(1);
-        for number in 0..100 {
-            quiet.note(millisecond, begin + 10 * number * millisecond);
+        for number in 0..1000 {
+            quiet.note(4, begin + number * millisecond);
             assert!(!quiet.is_noisy());
         }
-        (0..=10).for_each(|number| noisy.note(millisecond, begin + number * millisecond));
+        (0..9).for_each(|number| noisy.note(60, begin + number * millisecond));
         assert!(!noisy.is_noisy(), "a burst");
-        noisy.note(2 * millisecond, begin + 13 * millisecond);
+        noisy.note(60, begin + 9 * millisecond);
         assert!(noisy.is_noisy());
+    }
+
+    #[test]
+    fn an_address_space_stays_noisy_while_its_turns_are_rare() {
+        let (noise, begin) = (Noise::default(), Instant::now());
+        noise.until.store(1, Relaxed);
+        std::thread::sleep(Duration::from_millis(2));
+        assert!(!noise.is_noisy());
+        noise.queued.store(true, Relaxed);
+        assert!(noise.is_noisy(), "it waits for a turn");
+        noise.queued.store(false, Relaxed);
+        noise.note(1, begin);
+        assert!(!noise.is_noisy());
+        noise.served.store(true, Relaxed);
+        noise.note(1, begin);
+        assert!(noise.is_noisy(), "it has changed in its turn");
     }
 
     #[test]

@@ -75,12 +75,12 @@ impl Owner {
         Owner::new(false, Some(user))
     }
 
-    /// The user of a job; a trusted owner is its own.
+    /// Returns the user of a job; a trusted owner is its own.
     pub(crate) fn user_of(owner: &Arc<Owner>) -> Arc<Owner> {
         owner.user.clone().unwrap_or_else(|| owner.clone())
     }
 
-    /// Whether there is no other whom it could hold up.
+    /// Returns whether the manager serves no other user's job.
     pub(crate) fn is_trusted(&self) -> bool {
         self.trusted
     }

@@ -306,7 +306,7 @@ impl Pager {
                     } else if space.is_shunned() {
                         // Reported again by `reopen`.
                     } else if space.noise.is_noisy() {
-                        self.serve_in_turn(space);
+                        self.queue(space);
                     } else {
                         let more = || space.pace.spin(|| space.uffd.spin());
                         self.service_while(&space, more, || visit::is_surplus() || self.epoll.is_ready());

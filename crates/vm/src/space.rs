@@ -250,10 +250,10 @@ impl Space {
         self.blocked.load(Relaxed) || self.owner.is_shunned()
     }
 
-    /// Notes that the layout has not settled for so long.
-    pub(crate) fn note_unsettled(&self, time: Duration) {
+    /// Notes that so many changes were read, and the layout has not settled.
+    pub(crate) fn note_changes(&self, count: usize) {
         if !self.owner.is_trusted() {
-            self.noise.note(time, Instant::now());
+            self.noise.note(count, Instant::now());
         }
     }
 

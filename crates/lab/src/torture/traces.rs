@@ -86,12 +86,17 @@ pub(crate) fn descriptors(id: u32) -> Vec<String> {
 
 /// Returns the files of uzswap in the places for temporary files whose names have one of these process ids in them.
 pub(crate) fn files_of(processes: &[u32]) -> Vec<String> {
+    let has = |file: &String, id: &u32| file.split(|c: char| !c.is_ascii_digit()).any(|part| part == id.to_string());
+    files_of_uzswap().into_iter().filter(|file| processes.iter().any(|id| has(file, id))).collect()
+}
+
+/// Returns the files of uzswap in the places for temporary files.
+pub(crate) fn files_of_uzswap() -> Vec<String> {
     let mut found = Vec::new();
     for top in ["/tmp", "/var/tmp", "/dev/shm"] {
         for entry in fs::read_dir(top).into_iter().flatten().flatten() {
             let name = entry.file_name().to_string_lossy().into_owned();
-            let is_theirs = |id: &u32| name.split(|c: char| !c.is_ascii_digit()).any(|part| part == id.to_string());
-            if name.starts_with("uzswap") && !name.starts_with("uzswap-lab") && processes.iter().any(is_theirs) {
+            if name.starts_with("uzswap") && !name.starts_with("uzswap-lab") {
                 found.push(format!("{top}/{name}"));
             }
         }

@@ -34,13 +34,6 @@ pub fn ask_for_promptness() -> io::Result<()> {
     super::check(result as libc::c_int).map(drop).or_else(|_| ask_for_short_slices())
 }
 
-/// Leaves the processors to the other threads of the manager where they need them: lowers the priority of the calling thread.
-pub fn ask_for_little() {
-    const NICE: libc::c_int = 10;
-    // SAFETY: no pointers; 0 is the calling thread. To lower a priority is always permitted.
-    unsafe { libc::setpriority(libc::PRIO_PROCESS, 0, NICE) };
-}
-
 /// What the calling thread has had of the processors.
 pub fn processor_time() -> Duration {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
