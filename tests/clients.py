@@ -143,6 +143,51 @@ def event_storm(context: Context, test):
     yield check("event-storm: the daemon ends", unless(outcome.status == 0, complaint(outcome)), *daemon.is_gone())
 
 
+@test("fork-storm", 120)
+def fork_storm(context: Context, test):
+    """A user whose program forks hundreds of children holds up no job of another user, and leaves it descriptors to fork with."""
+    need_root()
+    forks = ["python3", "-c", FORKS]
+    # With few descriptors, and with many.
+    for limit, count in ((3000, 400), (20000, 700)):
+        daemon = Daemon(context, "--socket-mode", "0666", prefix=["prlimit", f"--nofile={limit}"])
+        os.chmod(os.path.dirname(daemon.socket), 0o755)
+        good = daemon.memory("--memory-max", "32M")
+        first = touches(good, 64)
+        storm = daemon.start([context.program("forkstorm"), str(count), "5"], "--cgroup", "storm", "--memory-max", "16M", "--quiet", prefix=NOBODY)
+        time.sleep(1)
+        slowest = 0
+        for _ in range(3):
+            start = time.monotonic()
+            first = touches(good, 1) and first
+            slowest = max(slowest, time.monotonic() - start)
+        forked = daemon.run(forks, "--memory-max", "16M", "--quiet")
+        bounded = b"its user has as many processes as the manager can serve" in harness.read(storm.files[1])
+        if bounded:
+            # Its program was killed, and the children wait for ever.
+            daemon.ask("set", "cgroup/storm/cgroup.kill", "1")
+        outcome = storm.end_within(60)
+        name = f"fork-storm: {count} children, {limit} descriptors"
+        yield check(f"{name}: to read 65 MiB took {slowest:.1f} s", unless(first and slowest < 4, "another job was held up"), whole(good.end()))
+        yield check(f"{name}: another job forks", unless((forked.status, forked.stdout) == (0, "0\n" * 20), complaint(forked)))
+        yield check(f"{name}: the storm {'is bounded' if bounded else 'is right'}",
+                    unless(bounded and outcome.status == 137 or limit > 10000 and outcome.status == 0 and "verified" in outcome.stdout, complaint(outcome)),
+                    unless(outcome.stderr.count("its user has") <= 1, "it is told more than once"))
+        outcome = daemon.end()
+        yield check(f"{name}: the daemon ends", unless(outcome.status == 0, complaint(outcome)), *daemon.is_gone())
+
+
+FORKS = """
+import os
+memory = b"a" * 40000000
+for _ in range(20):
+    child = os.fork()
+    if not child:
+        os._exit(not all(byte == 97 for byte in memory[::4096]))
+    print(os.waitpid(child, 0)[1], flush=True)
+"""
+
+
 def floods(daemon: Daemon, how: str, count: int) -> None:
     """Keeps so many connections of a job: greeted ones that say no more, or hints whose answers are not waited for."""
     resource.setrlimit(resource.RLIMIT_NOFILE, (2 * count + 100, 2 * count + 100))

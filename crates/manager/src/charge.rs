@@ -74,6 +74,8 @@ pub struct Charge {
     exhausted: AtomicBool,
     /// Steps of reclaim come to nothing because workers are late: the time of the first and of the latest of them.
     late: Mutex<Option<(Instant, Instant)>>,
+    /// The session at which the latest step of reclaim broke off.
+    pub resume: AtomicU64,
     /// Processes were here or below when it was last measured, however little of their memory they pay for.
     occupied: AtomicBool,
     /// Resident anonymous memory, last measured.
@@ -188,6 +190,7 @@ impl Charge {
             reserve: AtomicU64::default(),
             exhausted: AtomicBool::default(),
             late: Mutex::default(),
+            resume: AtomicU64::default(),
             occupied: AtomicBool::default(),
             anon: AtomicU64::default(),
             anon_peak: AtomicU64::default(),

@@ -14,6 +14,13 @@ pub fn limit() -> u64 {
     getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX)
 }
 
+/// Returns how many processes the manager can serve.
+pub fn processes() -> usize {
+    // Address space, session and tether of one have ten of them, and some are on their way.
+    const OF_PROCESS: u64 = 12;
+    usize::try_from(limit() / OF_PROCESS).unwrap_or(usize::MAX)
+}
+
 /// Whether fewer than the reserve are left, told by the descriptor that was opened last. A limit that is hardly more than the
 /// reserve is shared equally.
 pub fn are_short(last: RawFd, limit: u64) -> bool {

@@ -63,7 +63,7 @@ use crate::traced::Tracing;
 use crate::unmanaged::{LookedAt, Unmanaged};
 use crate::watch::Watch;
 use crate::watchdog::{self, Watchdog};
-use crate::{JobConfig, SwapConfig, agent_file, front, pool_cap, pressure, retire, stall};
+use crate::{JobConfig, SwapConfig, agent_file, descriptors, front, pool_cap, pressure, retire, stall};
 
 /// How often to look whether processes have gone, and if none is about to.
 const REAP_PAUSE: Duration = Duration::from_millis(10);
@@ -232,6 +232,7 @@ impl Manager {
         groups.root().set_limit(Limit::High, config.memory_high);
         let host = Arc::new(ManagerHost { sessions: OnceLock::new() });
         let pager = Arc::new(Pager::new(engine.clone(), host.clone(), config.swapin)?);
+        pager.set_capacity(descriptors::processes());
         let jobs = Arc::new(Jobs::new(name));
         let sessions = Arc::new(Sessions::new(jobs.clone(), &agent, pager.clone(), groups.clone()));
         let tracing = Arc::new(Tracing::new(pager.clone(), sessions.clone()));
@@ -336,6 +337,8 @@ impl Manager {
         });
         let pager = self.pager.clone();
         let noisy = Role::new("noisy", move || pager.serve_noisy());
+        let pager = self.pager.clone();
+        let ties = Role::new("ties", move || pager.tie_new_children());
         let stop = self.stop.clone();
         let reception = Role::new("reception", move || reception.serve(&stop));
         let pager = self.pager.clone();
@@ -370,7 +373,7 @@ impl Manager {
             vec![faults; FAULT_THREADS],
             vec![reception; RECEPTION_THREADS],
             vec![crew; crew_size],
-            vec![noisy, huge, reclaim, watching, register, traced, reap, advice, unmanaged],
+            vec![noisy, ties, huge, reclaim, watching, register, traced, reap, advice, unmanaged],
         ]
         .concat()
     }

@@ -45,6 +45,12 @@ const LATE_PATIENCE: Duration = Duration::from_secs(1);
 /// How long reclaim may come to nothing, with somebody waiting, before a process is killed.
 const OOM_PATIENCE: Duration = Duration::from_secs(2);
 
+/// How long it takes to go through all groups that are to be reclaimed from, and how long a step in one of them takes: a group with hundreds
+/// of processes, each of which lets reclaim wait for a processor, is not to keep it from the others.
+const ROUND: Duration = Duration::from_millis(40);
+const SHORTEST_STEP: Duration = Duration::from_millis(2);
+const LONGEST_STEP: Duration = Duration::from_millis(20);
+
 /// Takes memory from programs.
 #[derive(Clone)]
 pub struct Taker {
@@ -165,10 +171,12 @@ impl Reclaimer {
         let shrunk = self.shrink_worker.freed();
         let shrinking = shrunk > std::mem::replace(&mut self.shrunk, shrunk);
         let mut more = false;
+        let in_need = charges.iter().filter(|charge| charge.is_near() && charge.excess() > 0).count();
+        let time = (ROUND / in_need.max(1) as u32).clamp(SHORTEST_STEP, LONGEST_STEP);
         // Children first: what they give up is their parents' gain.
         for charge in charges.iter().rev() {
             match charge.is_near() {
-                true => more |= self.reclaim_from(charge, sessions, shrinking),
+                true => more |= self.reclaim_from(charge, sessions, shrinking, time),
                 false => charge.set_exhausted(false),
             }
         }
@@ -176,22 +184,24 @@ impl Reclaimer {
     }
 
     /// One step in one group; tells whether it has freed anything.
-    fn reclaim_from(&mut self, charge: &Charge, sessions: Sizes<'_>, shrinking: bool) -> bool {
+    fn reclaim_from(&mut self, charge: &Charge, sessions: Sizes<'_>, shrinking: bool, time: Duration) -> bool {
         let wanted = charge.excess().max(0) as u64;
         // Who is past the limit may be held, and waits for that reason.
         let waiting = charge.is_above_max() || self.anybody_waits(charge);
         let pages = (wanted as usize / PAGE_SIZE).max(*STEP_PAGES.start());
         let need = self.need.entry(charge.id).or_default();
         let rests = charge.is_exhausted() && need.tried_at.is_some_and(|at| at.elapsed() < EXHAUSTED_PAUSE);
-        let freed = if wanted == 0 {
+        let step = if wanted == 0 {
             charge.set_exhausted(false);
-            0
+            Step::default()
         } else if rests {
-            0
+            Step::default()
         } else {
-            need.tried_at = Some(Instant::now());
-            self.taker.step(charge, sessions, pages, waiting) as u64 * PAGE_SIZE as u64
+            let now = Instant::now();
+            need.tried_at = Some(now);
+            self.taker.step_until(charge, sessions, pages, waiting, Some(now + time))
         };
+        let freed = (step.freed * PAGE_SIZE) as u64;
         if freed > 0 && charge.excess() > 0 && charge.limit(Limit::High).is_some() {
             charge.count(|events| &events.high);
         }
@@ -217,11 +227,13 @@ impl Reclaimer {
         let in_need = charge.limit(Limit::Max).is_some() && charge.need() > most;
         if (freed > 0 && !squeezed) || shrinking || !in_need {
             need.fruitless_since = None;
+        } else if step.is_broken_off {
+            // Perhaps the other processes have something to give.
         } else if need.fruitless_since.get_or_insert_with(Instant::now).elapsed() > OOM_PATIENCE {
             need.fruitless_since = None;
             self.kill_largest(charge, sessions);
         }
-        freed > 0
+        freed > 0 || step.is_broken_off
     }
 
     /// Has the pool shrunk in proportion: of each group, by as large a part as was looked at of its programs' memory.
@@ -326,6 +338,18 @@ impl Taker {
     /// freed. In a hurry none is left its second chance. Those that may swap out no more are left alone; if all are, the group is
     /// exhausted. Those below `memory.low` give way when the others have nothing to give.
     pub fn step(&self, charge: &Charge, sessions: Sizes<'_>, pages: usize, hurry: bool) -> usize {
+        self.step_until(charge, sessions, pages, hurry, None).freed
+    }
+
+    /// As [`step`](Self::step), but breaks off after `end`; the next step goes on there.
+    fn step_until(
+        &self,
+        charge: &Charge,
+        sessions: Sizes<'_>,
+        pages: usize,
+        hurry: bool,
+        end: Option<Instant>,
+    ) -> Step {
         let below: Vec<&(Arc<Session>, u64)> =
             sessions.iter().filter(|(session, _)| session.charge().is_below(charge.id)).collect();
         let protected = |session: &Session, limit| {
@@ -336,10 +360,11 @@ impl Taker {
             .into_iter()
             .filter(|(session, _)| !protected(session, Limit::Min))
             .partition(|(session, _)| protected(session, Limit::Low));
-        let mut step = self.step_through(charge, &free, pages, hurry);
+        let request = Request { pages, hurry, end };
+        let mut step = self.step_through(charge, &free, request);
         if step.is_fruitless() && !low.is_empty() && !hurry {
             // A second chance is worth less than protection.
-            step = self.step_through(charge, &free, pages, true);
+            step = self.step_through(charge, &free, Request { hurry: true, ..request });
         }
         let waited = charge.note_late(step.is_fruitless() && step.late, LATE_PATIENCE);
         if step.is_fruitless() && waited.is_none_or(|waited| waited >= LATE_PATIENCE) && !low.is_empty() {
@@ -347,14 +372,14 @@ impl Taker {
             for group in groups.into_iter().filter_map(|id| self.groups.get(id)) {
                 group.count(|events| &events.low);
             }
-            let others = self.step_through(charge, &low, pages, hurry);
+            let others = self.step_through(charge, &low, request);
             step = Step { able: step.able || others.able, ..others };
         }
-        charge.set_exhausted(!step.able && free.len() + low.len() > 0);
+        charge.set_exhausted(!step.able && !step.is_broken_off && free.len() + low.len() > 0);
         if step.freed > 0 {
             self.groups.note_swap();
         }
-        step.freed
+        step
     }
 
     /// The processes of a group and below it that are not protected when it is reclaimed from.
@@ -373,30 +398,39 @@ impl Taker {
     }
 
     /// Takes from those who rest first.
-    fn step_through(&self, charge: &Charge, sessions: &[&(Arc<Session>, u64)], pages: usize, hurry: bool) -> Step {
+    fn step_through(&self, charge: &Charge, sessions: &[&(Arc<Session>, u64)], request: Request) -> Step {
         let (resting, others): (Vec<_>, Vec<_>) = sessions.iter().partition(|(session, _)| session.space.rests());
         if resting.is_empty() {
-            return self.step_evenly(charge, &others, pages, hurry);
+            return self.step_evenly(charge, &others, request);
         }
         // Nobody there comes for what waits for a second chance.
-        let step = self.step_evenly(charge, &resting, pages, true);
+        let step = self.step_evenly(charge, &resting, Request { hurry: true, ..request });
         if !step.is_fruitless() {
             return step;
         }
-        let rest = self.step_evenly(charge, &others, pages, hurry);
+        let rest = self.step_evenly(charge, &others, request);
         Step { able: step.able || rest.able, late: step.late || rest.late, ..rest }
     }
 
-    fn step_evenly(&self, charge: &Charge, sessions: &[&(Arc<Session>, u64)], pages: usize, hurry: bool) -> Step {
+    /// Goes through the larger half of the processes, from where the last step broke off, and through the others until something is freed.
+    fn step_evenly(&self, charge: &Charge, sessions: &[&(Arc<Session>, u64)], request: Request) -> Step {
         let mut step = Step::default();
         let largest = sessions.first().map_or(0, |(_, bytes)| *bytes);
-        let want = pages.min(*STEP_PAGES.end());
-        for (session, bytes) in sessions {
+        let (larger, smaller) = sessions.split_at(sessions.partition_point(|(_, bytes)| *bytes >= largest / 2));
+        let resume = charge.resume.load(Relaxed);
+        let from = larger.iter().position(|(session, _)| session.id == resume).unwrap_or(0);
+        let want = request.pages.min(*STEP_PAGES.end());
+        for (session, bytes) in larger[from..].iter().chain(&larger[..from]).chain(smaller) {
             if *bytes < largest / 2 && step.freed > 0 {
                 break;
             }
             if session.space.is_shunned() {
                 continue;
+            }
+            if request.end.is_some_and(|end| Instant::now() > end) {
+                charge.resume.store(session.id, Relaxed);
+                step.is_broken_off = true;
+                break;
             }
             let room = self.groups.swap_room(&session.charge(), want);
             if room > 0 {
@@ -405,12 +439,23 @@ impl Taker {
                 step.moved += self.pager.evict(&session.space, room).map_or(0, |progress| progress.staged);
             }
             // Without room, what waits in the staging area goes back.
-            let keep = if hurry || room == 0 { 0 } else { staging_pages(charge) / sessions.len() };
+            let keep = if request.hurry || room == 0 { 0 } else { staging_pages(charge) / sessions.len() };
             step.freed += self.pager.store_staged(&session.space, keep).map_or(0, |progress| progress.stored);
             step.late |= session.space.awaits_answer();
         }
         step
     }
+}
+
+/// What a step is to do in each process.
+#[derive(Debug, Clone, Copy)]
+struct Request {
+    /// How many pages to take.
+    pages: usize,
+    /// Whether no page is left its second chance.
+    hurry: bool,
+    /// When to break off.
+    end: Option<Instant>,
 }
 
 /// What a step through some processes has come to.
@@ -424,11 +469,13 @@ struct Step {
     able: bool,
     /// A worker has not answered yet.
     late: bool,
+    /// There was no time for all processes.
+    is_broken_off: bool,
 }
 
 impl Step {
     fn is_fruitless(&self) -> bool {
-        self.moved + self.freed == 0
+        self.moved + self.freed == 0 && !self.is_broken_off
     }
 }
 

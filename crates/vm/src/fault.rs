@@ -13,7 +13,7 @@
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
-use std::sync::atomic::Ordering::{AcqRel, Relaxed};
+use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed};
 use std::time::{Duration, Instant};
 
 use uzswap_engine::{LoadError, MAX_FOLIO_ORDER, PAGE_SIZE, Page, Slot};
@@ -25,7 +25,7 @@ use crate::epoch::{self, Change, Event, Order};
 use crate::evict::STORE_PAGES;
 use crate::log::log;
 use crate::noisy::SETTLES_WITHIN;
-use crate::pager::{Account, Pager, read_pages, with_buffer};
+use crate::pager::{Account, NO_ROOM, Pager, read_pages, with_buffer};
 use crate::range::{Range, RangeSet};
 use crate::space::{Fault, Outcome, Request, Space, State};
 use crate::swapin::Swapin;
@@ -223,6 +223,12 @@ impl Pager {
 
     /// Takes a forked child, which has hardly run yet, under management.
     fn fork(&self, space: &Space, state: &mut State, child: Uffd, said: Vec<Message>) {
+        if state.gone || !self.has_room(&space.owner) {
+            if !std::mem::replace(&mut state.gone, true) {
+                self.host.kill(space.id, &format!("it forked, and {NO_ROOM}"));
+            }
+            return self.forsake(space, child);
+        }
         let wiped = self.wiped_in_child(state);
         self.flush_staging(space, state, &child, &wiped);
         let mut inherited = State { unheard: said, ..state.inherit(&self.engine) };
@@ -272,7 +278,10 @@ impl Pager {
         if state.is_new && !state.waiting.is_empty() {
             state.is_new = false;
             // A child with a worker has a tether of its own.
-            state.heirs.iter().filter(|_| state.worker.is_none()).for_each(|heirs| heirs.tie_children());
+            state.heirs.iter().filter(|_| state.worker.is_none()).for_each(|heirs| heirs.tie_children(self, space));
+        }
+        if space.awaits_tie.load(Acquire) {
+            return;
         }
         while pass.has_room()
             && let Some(fault) = state.starved.pop_front()

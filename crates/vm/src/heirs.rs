@@ -10,19 +10,25 @@
 //! 2. The kernel lets a forking thread go on when the fork has been read, and that thread has the child still to complete. So the
 //!    child runs later than that by some tens of microseconds, and the message is sent within a few.
 //! 3. Before the manager answers the first fault of such a child, it ties all children that are not tied yet ([`Tied`]), and sends the far
-//!    ends the same way.
+//!    ends the same way. Where that may take long, a thread of its own does it ([`Pager::tie_new_children`]), once for all children that
+//!    ask for it meanwhile, and users take turns: thousands of children of one program would keep the threads that serve faults.
 //! 4. What is sent stays until it is taken back, oldest first. Once in a while what is still needed is sent once more, and then
 //!    everything older is taken back. Children that are gone or tied by now need nothing.
 
 use std::os::fd::{AsRawFd, RawFd};
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::{AcqRel, Acquire, Release};
 use std::sync::{Arc, Weak};
 
 use parking_lot::Mutex;
 
+use crate::owner::Owner;
+use crate::pager::Pager;
 use crate::space::Space;
 use crate::sys::tether::Hold;
 use crate::sys::uffd::Uffd;
 use crate::tied::Tied;
+use crate::visit;
 
 /// How many messages are sent before any is taken back.
 const FEW: usize = 64;
@@ -34,6 +40,17 @@ pub(crate) struct Heirs {
     /// Before `list` in the lock order. Held while `/proc` is read: a fork, which needs only `list`, does not wait for that.
     tied: Mutex<Tied>,
     list: Mutex<List>,
+    /// How often it was asked that the children be tied, and how many of these requests have been met.
+    asked: AtomicU64,
+    met: AtomicU64,
+}
+
+/// The request of a child that is to be tied.
+#[derive(Debug)]
+pub(crate) struct Tie {
+    heirs: Arc<Heirs>,
+    number: u64,
+    child: Arc<Space>,
 }
 
 #[derive(Debug, Default)]
@@ -48,7 +65,9 @@ struct List {
 impl Heirs {
     /// None yet. `hold` is that of the tether of the program, which is process `program`.
     pub fn new(hold: Arc<Hold>, program: i32) -> Heirs {
-        Heirs { hold, tied: Mutex::new(Tied::new(program)), list: Mutex::new(List { due: FEW, ..List::default() }) }
+        let list = Mutex::new(List { due: FEW, ..List::default() });
+        let (asked, met) = Default::default();
+        Heirs { hold, tied: Mutex::new(Tied::new(program)), list, asked, met }
     }
 
     /// Has the userfaultfd of a child held that was just forked.
@@ -63,13 +82,26 @@ impl Heirs {
         self.list.lock().children.push(Arc::downgrade(child));
     }
 
-    /// Ties the children of the program, and theirs, that are not tied yet. To be called when one of them is seen to run.
-    pub fn tie_children(&self) {
-        let mut tied = self.tied.lock();
+    /// Ties the children of the program, and theirs, that are not tied yet: at once if they are few, else in turn. To be called when
+    /// `child` is seen to run.
+    pub fn tie_children(self: &Arc<Heirs>, pager: &Pager, child: &Space) {
+        let number = self.asked.fetch_add(1, AcqRel) + 1;
+        if let Some(mut tied) = self.tied.try_lock().filter(|tied| tied.are_few()) {
+            self.tie(&mut tied);
+        } else if let Some(child) = pager.space(child.id) {
+            child.awaits_tie.store(true, Release);
+            pager.ties.add(Owner::user_of(&child.owner), Tie { heirs: self.clone(), number, child });
+        }
+    }
+
+    /// Meets all requests that have been made so far.
+    fn tie(&self, tied: &mut Tied) {
+        let asked = self.asked.load(Acquire);
         let far_ends = tied.tie_children();
         let mut list = self.list.lock();
         // As above. Then the manager's own copies are the only ones.
         list.messages += self.hold.keep(&far_ends).unwrap_or(0);
+        self.met.store(asked, Release);
     }
 
     /// Notes that the worker of process `pid` has been told to tie it.
@@ -93,5 +125,28 @@ impl Heirs {
             self.hold.let_go(std::mem::replace(&mut list.messages, messages));
         }
         list.due = list.messages + held.len() + FEW;
+    }
+}
+
+impl Pager {
+    /// Ties children that cannot be tied at once, and has their faults answered then, until the calling thread is replaced.
+    pub fn tie_new_children(&self) {
+        while !visit::is_surplus() {
+            let Some(Tie { heirs, number, child }) = self.ties.try_take() else {
+                self.ties.wait();
+                continue;
+            };
+            let _visit = child.visit();
+            let mut tied = heirs.tied.lock();
+            if heirs.met.load(Acquire) < number {
+                heirs.tie(&mut tied);
+            }
+            drop(tied);
+            child.awaits_tie.store(false, Release);
+            // Else it is served as soon as it may be visited ([`Pager::reopen`]).
+            if !child.is_shunned() {
+                self.service_in_turn(&child);
+            }
+        }
     }
 }

@@ -38,6 +38,7 @@ mod heirs;
 mod noisy;
 mod release;
 mod tied;
+mod user_queue;
 mod watched;
 
 mod heat;

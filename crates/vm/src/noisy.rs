@@ -11,12 +11,11 @@
 //! 2. Users take turns, and the address spaces of a user do so within its turns.
 //! 3. The address spaces of a trusted owner are not noisy: no other owner's could be held up.
 
-use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
-use parking_lot::{Condvar, Mutex};
+use parking_lot::Mutex;
 
 use crate::owner::Owner;
 use crate::pager::Pager;
@@ -70,55 +69,6 @@ impl Noise {
 fn now() -> u64 {
     static BEGIN: std::sync::OnceLock<Instant> = std::sync::OnceLock::new();
     BEGIN.get_or_init(Instant::now).elapsed().as_millis() as u64
-}
-
-/// A queue in which users take turns, and the items of a user do so within its turns.
-pub(crate) struct Turns<T> {
-    users: Mutex<VecDeque<(Arc<Owner>, VecDeque<T>)>>,
-    more: Condvar,
-}
-
-impl<T> Default for Turns<T> {
-    fn default() -> Turns<T> {
-        Turns { users: Mutex::default(), more: Condvar::new() }
-    }
-}
-
-impl<T> Turns<T> {
-    /// Adds what `user` has waiting.
-    fn add(&self, user: Arc<Owner>, item: T) {
-        let mut users = self.users.lock();
-        match users.iter_mut().find(|(other, _)| Arc::ptr_eq(other, &user)) {
-            Some((_, items)) => items.push_back(item),
-            None => users.push_back((user, VecDeque::from([item]))),
-        }
-        // One thread may have been replaced, and end as soon as it wakes.
-        self.more.notify_all();
-    }
-
-    /// Takes the item whose turn it is, if one waits.
-    fn try_take(&self) -> Option<T> {
-        let mut users = self.users.lock();
-        let (user, mut items) = users.pop_front()?;
-        let item = items.pop_front();
-        if !items.is_empty() {
-            users.push_back((user, items));
-        }
-        item
-    }
-
-    /// Waits until there is an item.
-    fn wait(&self) {
-        let mut users = self.users.lock();
-        if users.is_empty() {
-            self.more.wait(&mut users);
-        }
-    }
-
-    /// Returns whether an item waits.
-    fn is_waiting(&self) -> bool {
-        !self.users.lock().is_empty()
-    }
 }
 
 impl Pager {
@@ -189,15 +139,5 @@ mod tests {
         noise.served.store(true, Relaxed);
         noise.note(1, begin);
         assert!(noise.is_noisy(), "it has changed in its turn");
-    }
-
-    #[test]
-    fn users_take_turns() {
-        let (turns, one, other) = (Turns::default(), Arc::new(Owner::user()), Arc::new(Owner::user()));
-        (1..=3).for_each(|item| turns.add(one.clone(), item));
-        turns.add(other, 10);
-        let order: Vec<i32> = std::iter::from_fn(|| turns.try_take()).collect();
-        assert_eq!(order, [1, 10, 2, 3]);
-        assert!(!turns.is_waiting());
     }
 }

@@ -6,6 +6,7 @@
 //!    for a small part of the time only. Beyond that an answer is heard when it comes.
 //! 3. *Resisting.* While a process executes a program, ptrace cannot stop it: the watch thread that tries waits until the watchdog replaces
 //!    it, and does not see memory grow meanwhile. So for some time the watch thread stops neither that process nor another of its user.
+//! 4. *Many.* A user has at most as many address spaces as there could still be of others: each takes descriptors of the manager.
 //!
 //! The owner of a manager that serves one user's job is *trusted*: there is no other whom it could hold up.
 
@@ -36,6 +37,8 @@ const SLOW_SHARE: u32 = 20;
 pub struct Owner {
     trusted: bool,
     user: Option<Arc<Owner>>,
+    /// How many address spaces a user has; not counted by job.
+    spaces: AtomicUsize,
     /// How many of its address spaces are blocked, and how many of its processes block a thread before they have one.
     blocked: AtomicUsize,
     /// When the watch thread was last stuck in stopping one of the processes.
@@ -57,7 +60,8 @@ struct Allowance {
 impl Owner {
     fn new(trusted: bool, user: Option<Arc<Owner>>) -> Owner {
         let allowance = Mutex::new(Allowance { left: LONGEST_WAIT, at: Instant::now() });
-        Owner { trusted, user, blocked: AtomicUsize::new(0), resisted: Mutex::default(), allowance }
+        let (spaces, blocked, resisted) = Default::default();
+        Owner { trusted, user, spaces, blocked, resisted, allowance }
     }
 
     /// The only job of a manager.
@@ -83,6 +87,13 @@ impl Owner {
     /// Returns whether the manager serves no other user's job.
     pub(crate) fn is_trusted(&self) -> bool {
         self.trusted
+    }
+
+    /// Returns whether the user may have one more address space, of `all` that there are, where there may be `most`. A user may have as many
+    /// as are left for the others: so one that comes later finds room, too.
+    pub(crate) fn has_room(&self, all: usize, most: usize) -> bool {
+        let user = self.user.as_deref().unwrap_or(self);
+        self.trusted || user.spaces.load(Relaxed) < most.saturating_sub(all)
     }
 
     /// Counts one more that is blocked.
@@ -140,6 +151,25 @@ impl Owner {
     }
 }
 
+/// One address space of a user, as long as this lives.
+#[derive(Debug)]
+pub(crate) struct Counted(Arc<Owner>);
+
+impl Counted {
+    /// Counts one more of `owner`'s user.
+    pub fn new(owner: &Arc<Owner>) -> Counted {
+        let user = Owner::user_of(owner);
+        user.spaces.fetch_add(1, Relaxed);
+        Counted(user)
+    }
+}
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        self.0.spaces.fetch_sub(1, Relaxed);
+    }
+}
+
 impl Allowance {
     /// What is left at this moment.
     fn left(&mut self, now: Instant) -> Duration {
@@ -152,6 +182,20 @@ impl Allowance {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_user_leaves_room_for_others() {
+        let (user, other) = (Arc::new(Owner::user()), Owner::job_of(Arc::new(Owner::user())));
+        let (one, two) = (Arc::new(Owner::job_of(user.clone())), Owner::job_of(user));
+        let mut spaces = Vec::new();
+        while one.has_room(spaces.len(), 100) {
+            spaces.push(Counted::new(&one));
+        }
+        assert_eq!(spaces.len(), 50);
+        assert!(!two.has_room(50, 100) && other.has_room(50, 100) && Owner::trusted().has_room(100, 100));
+        spaces.pop();
+        assert!(two.has_room(49, 100));
+    }
 
     #[test]
     fn slow_workers_use_up_an_allowance_that_comes_back() {

@@ -19,7 +19,8 @@ use std::collections::HashMap;
 use std::io;
 use std::os::fd::AsRawFd;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64};
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize};
 
 use parking_lot::Mutex;
 use uzswap_engine::{Group, Home, PAGE_SIZE, Page, Zswap};
@@ -27,8 +28,8 @@ use uzswap_proto::{Nonce, kind};
 
 use crate::crew::Crew;
 use crate::fault::wait_for_program;
+use crate::heirs::Tie;
 use crate::huge::Collapses;
-use crate::noisy::Turns;
 use crate::owner::Owner;
 use crate::range::Range;
 use crate::space::{Space, State, Worker};
@@ -36,8 +37,13 @@ use crate::swapin::{Folios, Swapin};
 use crate::sys::epoll::Epoll;
 use crate::sys::process;
 use crate::sys::uffd::{FillError, MAIN_FEATURES, MOVE, Message, Probe, Uffd};
+use crate::user_queue::UserQueue;
 use crate::visit::{self, Visit};
 use crate::{PAGE, layout, watched};
+
+/// Why a user's process is not taken under management.
+pub(crate) const NO_ROOM: &str =
+    "its user has as many processes as the manager can serve: raise the manager's limit of open files";
 
 /// How often a child's layout may be found changing before it is given up.
 const MOST_TRIES: u32 = 1000;
@@ -116,12 +122,15 @@ pub struct Pager {
     pub(crate) host: Arc<dyn Host>,
     epoll: Epoll,
     pub(crate) crew: Crew,
-    pub(crate) noisy: Turns<Arc<Space>>,
+    pub(crate) noisy: UserQueue<Arc<Space>>,
+    pub(crate) ties: UserQueue<Tie>,
     pub(crate) collapses: Collapses,
     folios: Folios,
     registry: Mutex<Registry>,
     several_nodes: bool,
     pub(crate) evicting: AtomicBool,
+    /// How many address spaces there may be.
+    capacity: AtomicUsize,
     /// A worker was silent when it was last asked.
     pub(crate) some_are_late: AtomicBool,
 }
@@ -152,12 +161,14 @@ impl Pager {
             host,
             epoll,
             crew,
-            noisy: Turns::default(),
+            noisy: UserQueue::default(),
+            ties: UserQueue::default(),
             collapses: Collapses::default(),
             folios,
             registry: Mutex::default(),
             several_nodes,
             evicting,
+            capacity: AtomicUsize::new(usize::MAX),
             some_are_late,
         })
     }
@@ -182,6 +193,18 @@ impl Pager {
         self.registry.lock().spaces.get(&id).cloned()
     }
 
+    /// Sets how many address spaces there may be of all users.
+    pub fn set_capacity(&self, spaces: usize) {
+        self.capacity.store(spaces, Relaxed);
+    }
+
+    /// Returns whether the user of `owner` may have one more address space.
+    pub(crate) fn has_room(&self, owner: &Owner) -> bool {
+        owner.has_room(self.registry.lock().spaces.len(), self.capacity.load(Relaxed))
+    }
+
+    /// Adds an address space. If its faults cannot be heard of, it is added as one that is gone: were its userfaultfd closed, a forked child
+    /// would read zeros.
     pub(crate) fn register(
         &self,
         uffd: Uffd,
@@ -192,9 +215,10 @@ impl Pager {
         let mut registry = self.registry.lock();
         registry.next += 1;
         let space = Arc::new(Space::new(registry.next, uffd, state, account, owner));
-        self.epoll.add(space.as_raw_fd(), space.id)?;
+        let added = self.epoll.add(space.as_raw_fd(), space.id);
+        space.lock().gone |= added.is_err();
         registry.spaces.insert(space.id, space.clone());
-        Ok(space)
+        added.map(|()| space)
     }
 
     /// Takes a process under management: its worker, and its userfaultfd fresh from the kernel.
@@ -209,6 +233,9 @@ impl Pager {
         owner: Arc<Owner>,
     ) -> io::Result<Arc<Space>> {
         let _visit = Visit::of_process(worker.program, &owner);
+        if !self.has_room(&owner) {
+            return Err(io::Error::other(NO_ROOM));
+        }
         uffd.handshake(MAIN_FEATURES)?;
         prove(&uffd, &worker)?;
         let space = self.register(uffd, State::default(), account, owner)?;
@@ -321,7 +348,7 @@ impl Pager {
     /// gone on.
     pub fn reopen(&self) {
         self.open_spaces().iter().for_each(|space| self.rearm(space));
-        self.some_are_late.store(true, std::sync::atomic::Ordering::Relaxed);
+        self.some_are_late.store(true, Relaxed);
         self.crew.call();
     }
 

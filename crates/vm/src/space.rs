@@ -27,7 +27,7 @@ use crate::heat::Heat;
 use crate::heirs::Heirs;
 use crate::huge::HugePages;
 use crate::noisy::Noise;
-use crate::owner::{LEFT_ALONE, Owner};
+use crate::owner::{Counted, LEFT_ALONE, Owner};
 use crate::pager::Account;
 use crate::range::{Range, RangeSet};
 use crate::removal::Removals;
@@ -47,6 +47,7 @@ pub struct Space {
     account: RwLock<Arc<dyn Account>>,
     /// The user that it belongs to.
     pub owner: Arc<Owner>,
+    _counted: Counted,
     /// A thread is stuck here: no other is to come ([`crate::visit`]).
     blocked: AtomicBool,
     /// When a thread was last stuck in stopping the process by ptrace.
@@ -57,6 +58,8 @@ pub struct Space {
     pub(crate) fills: RwLock<()>,
     pub(crate) pace: Pace,
     pub(crate) noise: Noise,
+    /// This is a forked child whose first fault is answered only when it has been tied ([`crate::heirs`]).
+    pub(crate) awaits_tie: AtomicBool,
     /// Nothing is evicted, for a debugger or a core dump reads the memory ([`crate::pager::Pager::hold_in`]).
     pub(crate) held_in: AtomicBool,
     /// Bytes that were brought back for that; they are not charged.
@@ -206,19 +209,22 @@ pub(crate) struct State {
 impl Space {
     pub(crate) fn new(id: u64, uffd: Uffd, state: State, account: Arc<dyn Account>, owner: Arc<Owner>) -> Space {
         let (account, state) = (RwLock::new(account), Mutex::new(state));
+        let _counted = Counted::new(&owner);
         let (blocked, resisted, fills, pace, noise, held_in, uncharged, brought, missed) = Default::default();
-        let (conversation, tether) = Default::default();
+        let (conversation, tether, awaits_tie) = Default::default();
         Space {
             id,
             uffd,
             account,
             owner,
+            _counted,
             blocked,
             resisted,
             state,
             fills,
             pace,
             noise,
+            awaits_tie,
             held_in,
             uncharged,
             brought,

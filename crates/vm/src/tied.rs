@@ -61,6 +61,12 @@ impl Tied {
         Tied { program, known: HashMap::new() }
     }
 
+    /// Returns whether there are so few that it takes little time to tie others.
+    pub fn are_few(&self) -> bool {
+        const FEW: usize = 16;
+        self.known.len() < FEW
+    }
+
     /// Ties all children that are not tied yet; returns the far ends of their lines, which the children's memory is to hold.
     pub fn tie_children(&mut self) -> Vec<RawFd> {
         let tied = self.known.iter().filter(|(_, child)| child.is_some()).map(|(pid, _)| *pid);
