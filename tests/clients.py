@@ -154,7 +154,7 @@ def fork_storm(context: Context, test):
         os.chmod(os.path.dirname(daemon.socket), 0o755)
         good = daemon.memory("--memory-max", "32M")
         first = touches(good, 64)
-        storm = daemon.start([context.program("forkstorm"), str(count), "5"], "--cgroup", "storm", "--memory-max", "16M", "--quiet", prefix=NOBODY)
+        storm = daemon.start([context.program("forkstorm"), str(count), "5"], "--cgroup", "storm", "--memory-max", "48M", "--quiet", prefix=NOBODY)
         time.sleep(1)
         slowest = 0
         for _ in range(3):

@@ -8,7 +8,7 @@
 #include <sys/wait.h>
 #include "check.h"
 
-enum { SIZE = 32 << 20 };
+enum { SIZE = 80 << 20 };
 
 int main(int argc, char **argv)
 {
