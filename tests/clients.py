@@ -149,12 +149,12 @@ def fork_storm(context: Context, test):
     need_root()
     forks = ["python3", "-c", FORKS]
     # With few descriptors, and with many.
-    for limit, count in ((3000, 400), (20000, 700)):
+    for limit, count in ((3000, 300), (20000, 600)):
         daemon = Daemon(context, "--socket-mode", "0666", prefix=["prlimit", f"--nofile={limit}"])
         os.chmod(os.path.dirname(daemon.socket), 0o755)
         good = daemon.memory("--memory-max", "32M")
         first = touches(good, 64)
-        storm = daemon.start([context.program("forkstorm"), str(count), "5"], "--cgroup", "storm", "--memory-max", "48M", "--quiet", prefix=NOBODY)
+        storm = daemon.start([context.program("forkstorm"), str(count), "2"], "--cgroup", "storm", "--memory-max", "48M", "--quiet", prefix=NOBODY)
         time.sleep(1)
         slowest = 0
         for _ in range(3):
