@@ -360,11 +360,11 @@ impl Taker {
             .into_iter()
             .filter(|(session, _)| !protected(session, Limit::Min))
             .partition(|(session, _)| protected(session, Limit::Low));
-        let request = Request { pages, hurry, end };
-        let mut step = self.step_through(charge, &free, request);
+        let task = StepTask { pages, hurry, end };
+        let mut step = self.step_through(charge, &free, task);
         if step.is_fruitless() && !low.is_empty() && !hurry {
             // A second chance is worth less than protection.
-            step = self.step_through(charge, &free, Request { hurry: true, ..request });
+            step = self.step_through(charge, &free, StepTask { hurry: true, ..task });
         }
         let waited = charge.note_late(step.is_fruitless() && step.late, LATE_PATIENCE);
         if step.is_fruitless() && waited.is_none_or(|waited| waited >= LATE_PATIENCE) && !low.is_empty() {
@@ -372,7 +372,7 @@ impl Taker {
             for group in groups.into_iter().filter_map(|id| self.groups.get(id)) {
                 group.count(|events| &events.low);
             }
-            let others = self.step_through(charge, &low, request);
+            let others = self.step_through(charge, &low, task);
             step = Step { able: step.able || others.able, ..others };
         }
         charge.set_exhausted(!step.able && !step.is_broken_off && free.len() + low.len() > 0);
@@ -398,28 +398,28 @@ impl Taker {
     }
 
     /// Takes from those who rest first.
-    fn step_through(&self, charge: &Charge, sessions: &[&(Arc<Session>, u64)], request: Request) -> Step {
+    fn step_through(&self, charge: &Charge, sessions: &[&(Arc<Session>, u64)], task: StepTask) -> Step {
         let (resting, others): (Vec<_>, Vec<_>) = sessions.iter().partition(|(session, _)| session.space.rests());
         if resting.is_empty() {
-            return self.step_evenly(charge, &others, request);
+            return self.step_evenly(charge, &others, task);
         }
         // Nobody there comes for what waits for a second chance.
-        let step = self.step_evenly(charge, &resting, Request { hurry: true, ..request });
+        let step = self.step_evenly(charge, &resting, StepTask { hurry: true, ..task });
         if !step.is_fruitless() {
             return step;
         }
-        let rest = self.step_evenly(charge, &others, request);
+        let rest = self.step_evenly(charge, &others, task);
         Step { able: step.able || rest.able, late: step.late || rest.late, ..rest }
     }
 
     /// Goes through the larger half of the processes, from where the last step broke off, and through the others until something is freed.
-    fn step_evenly(&self, charge: &Charge, sessions: &[&(Arc<Session>, u64)], request: Request) -> Step {
+    fn step_evenly(&self, charge: &Charge, sessions: &[&(Arc<Session>, u64)], task: StepTask) -> Step {
         let mut step = Step::default();
         let largest = sessions.first().map_or(0, |(_, bytes)| *bytes);
         let (larger, smaller) = sessions.split_at(sessions.partition_point(|(_, bytes)| *bytes >= largest / 2));
         let resume = charge.resume.load(Relaxed);
         let from = larger.iter().position(|(session, _)| session.id == resume).unwrap_or(0);
-        let want = request.pages.min(*STEP_PAGES.end());
+        let want = task.pages.min(*STEP_PAGES.end());
         for (session, bytes) in larger[from..].iter().chain(&larger[..from]).chain(smaller) {
             if *bytes < largest / 2 && step.freed > 0 {
                 break;
@@ -427,7 +427,7 @@ impl Taker {
             if session.space.is_shunned() {
                 continue;
             }
-            if request.end.is_some_and(|end| Instant::now() > end) {
+            if task.end.is_some_and(|end| Instant::now() > end) {
                 charge.resume.store(session.id, Relaxed);
                 step.is_broken_off = true;
                 break;
@@ -439,7 +439,7 @@ impl Taker {
                 step.moved += self.pager.evict(&session.space, room).map_or(0, |progress| progress.staged);
             }
             // Without room, what waits in the staging area goes back.
-            let keep = if request.hurry || room == 0 { 0 } else { staging_pages(charge) / sessions.len() };
+            let keep = if task.hurry || room == 0 { 0 } else { staging_pages(charge) / sessions.len() };
             step.freed += self.pager.store_staged(&session.space, keep).map_or(0, |progress| progress.stored);
             step.late |= session.space.awaits_answer();
         }
@@ -449,7 +449,7 @@ impl Taker {
 
 /// What a step is to do in each process.
 #[derive(Debug, Clone, Copy)]
-struct Request {
+struct StepTask {
     /// How many pages to take.
     pages: usize,
     /// Whether no page is left its second chance.
