@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import mmap
 import multiprocessing
 import os
@@ -381,6 +382,15 @@ def says_nothing_more(daemon: Daemon) -> None:
     KEPT.extend((client, memory, mmap.mmap(-1, 64 << 20, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)))
 
 
+def makes_it_block_again(daemon: Daemon) -> None:
+    """A session whose userfaultfd is made to block all the time: the kernel reports it as ready then, whether or not there is something to read."""
+    memory = mmap.mmap(-1, 8192 * 4096, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    client, fd = Client(daemon), userfaultfd(os.O_NONBLOCK)
+    client.hello([fd, userfaultfd(), os.pidfd_open(os.getpid())], ctypes.addressof(ctypes.c_char.from_buffer(memory)))
+    while True:
+        fcntl.fcntl(fd, fcntl.F_SETFL, 0)
+
+
 def hands_over_what_lingers(daemon: Daemon) -> None:
     for count in (1, 3, 20):
         client, sockets = Client(daemon), [lingers() for _ in range(count)]
@@ -414,7 +424,7 @@ def hands_over_anything(daemon: Daemon) -> None:
 def hostile_client(context: Context, test):
     """A client with descriptors that block, or of the wrong kind, holds up no other job."""
     need_root()
-    for attack in (says_nothing_more, hands_over_what_lingers, hands_over_anything):
+    for attack in (says_nothing_more, makes_it_block_again, hands_over_what_lingers, hands_over_anything):
         what = attack.__name__.replace("_", " ")
         daemon = Daemon(context)
         before = daemon.memory("--memory-max", "32M")
@@ -425,13 +435,17 @@ def hostile_client(context: Context, test):
             time.sleep(1000)
         client = multiprocessing.get_context("fork").Process(target=run)
         client.start()
-        time.sleep(1)
+        time.sleep(0.5)
+        worked = harness.processor_seconds(daemon.manager())
+        time.sleep(0.5)
+        worked = harness.processor_seconds(daemon.manager()) - worked
         start = time.monotonic()
         after = daemon.memory("--cgroup", "good", "--memory-max", "32M")
         held = touches(after, 64)
         current = daemon.get("cgroup/good/memory.current")
         seconds = time.monotonic() - start
         yield check(f"hostile-client: {what}", unless(touched and held, "another job was held up"), unless(seconds < 10, f"{seconds:.1f} s"),
+                    unless(attack is not says_nothing_more or worked < 0.25, f"the manager spins: {worked:.2f} s of work in half a second"),
                     unless(current.strip().isdigit() and int(current) < 34 * MIB, f"another job's limit does not hold: {current}"),
                     whole(ends(after)), unless(touches(before, 8), "the first job was held up"))
         client.kill()

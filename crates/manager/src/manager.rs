@@ -407,7 +407,7 @@ impl Manager {
     /// Does what there is to do, or waits a while for something; gives the exit status if it is the end.
     fn turn(&mut self) -> Option<i32> {
         let ready = self.epoll.wait(100).expect("epoll works");
-        for number in ready {
+        for number in ready.into_iter().map(|ready| ready.number) {
             let Some(source) = self.waiting_for.remove(&number) else { continue };
             match source {
                 Source::Finish if self.joining.is_none() => return Some(self.finish()),

@@ -97,7 +97,7 @@ impl Reception {
                     continue;
                 }
             };
-            ready.into_iter().for_each(|number| self.attend(number));
+            ready.into_iter().for_each(|ready| self.attend(ready.number));
             self.sweep();
         }
     }

@@ -34,7 +34,7 @@ use crate::owner::Owner;
 use crate::range::Range;
 use crate::space::{Space, State, Worker};
 use crate::swapin::{Folios, Swapin};
-use crate::sys::epoll::Epoll;
+use crate::sys::epoll::{Epoll, Ready};
 use crate::sys::process;
 use crate::sys::uffd::{FillError, MAIN_FEATURES, MOVE, Message, Probe, Uffd};
 use crate::user_queue::UserQueue;
@@ -215,6 +215,7 @@ impl Pager {
         let mut registry = self.registry.lock();
         registry.next += 1;
         let space = Arc::new(Space::new(registry.next, uffd, state, account, owner));
+        space.uffd.make_nonblocking();
         let added = self.epoll.add(space.as_raw_fd(), space.id);
         space.lock().gone |= added.is_err();
         registry.spaces.insert(space.id, space.clone());
@@ -326,8 +327,11 @@ impl Pager {
     pub fn serve(&self) -> io::Result<()> {
         while !visit::is_surplus() {
             let ready = self.epoll.wait(-1)?;
-            for id in ready {
-                if let Some(space) = self.space(id) {
+            for Ready { number, has_error } in ready {
+                if let Some(space) = self.space(number) {
+                    if has_error {
+                        space.make_nonblocking();
+                    }
                     if visit::is_surplus() {
                         self.rearm(&space);
                     } else if space.is_shunned() {

@@ -263,6 +263,13 @@ impl Space {
         }
     }
 
+    /// Has the userfaultfd reported only when there is something to read. Its process can undo this, and costs the thread that serves it a
+    /// visit each time: so each time counts as a change.
+    pub(crate) fn make_nonblocking(&self) {
+        self.uffd.make_nonblocking();
+        self.note_changes(1);
+    }
+
     /// Notes that a thread was stuck in stopping the process.
     pub fn note_resistance(&self) {
         *self.resisted.lock() = Some(Instant::now());

@@ -12,6 +12,16 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 #[derive(Debug)]
 pub struct Epoll(OwnedFd);
 
+/// A descriptor that is ready.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Ready {
+    /// Its number.
+    pub number: u64,
+    /// Whether its file reports an error. The kernel reports this again after each [`Epoll::rearm`], whether or not there is something
+    /// to read.
+    pub has_error: bool,
+}
+
 impl Epoll {
     /// A new instance.
     pub fn new() -> io::Result<Epoll> {
@@ -49,17 +59,23 @@ impl Epoll {
         unsafe { libc::poll(&raw mut poll, 1, 0) > 0 }
     }
 
-    /// Waits until something is ready, for `milliseconds` at most (-1: for ever); gives the numbers.
-    pub fn wait(&self, milliseconds: i32) -> io::Result<Vec<u64>> {
+    /// Waits until something is ready, for `milliseconds` at most (-1: for ever); gives what is ready.
+    pub fn wait(&self, milliseconds: i32) -> io::Result<Vec<Ready>> {
         const AT_ONCE: usize = 4;
         let mut events = [libc::epoll_event { events: 0, u64: 0 }; AT_ONCE];
         // SAFETY: as many events as said.
         let count =
             unsafe { libc::epoll_wait(self.0.as_raw_fd(), events.as_mut_ptr(), AT_ONCE as libc::c_int, milliseconds) };
         match super::check(count) {
-            Ok(count) => Ok(events[..count as usize].iter().map(|event| event.u64).collect()),
+            Ok(count) => Ok(events[..count as usize].iter().map(Ready::from).collect()),
             Err(error) if error.kind() == io::ErrorKind::Interrupted => Ok(Vec::new()),
             Err(error) => Err(error),
         }
+    }
+}
+
+impl From<&libc::epoll_event> for Ready {
+    fn from(event: &libc::epoll_event) -> Ready {
+        Ready { number: event.u64, has_error: event.events & libc::EPOLLERR as u32 != 0 }
     }
 }

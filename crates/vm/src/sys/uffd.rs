@@ -234,6 +234,13 @@ impl Uffd {
         }
     }
 
+    /// Sets `O_NONBLOCK`: without it the kernel reports the userfaultfd as ready (`POLLERR`) whether or not there is something to read. A
+    /// process can create its userfaultfd without it, and then so are those of its forked children.
+    pub fn make_nonblocking(&self) {
+        // SAFETY: no pointers. It fails for no userfaultfd.
+        unsafe { libc::fcntl(self.as_raw_fd(), libc::F_SETFL, libc::O_NONBLOCK) };
+    }
+
     /// Reads what is there to read, without waiting; tells whether that was all. The kernel hands out faults before
     /// events.
     pub fn read(&self, messages: &mut Vec<Message>) -> io::Result<bool> {
