@@ -143,6 +143,29 @@ def event_storm(context: Context, test):
     yield check("event-storm: the daemon ends", unless(outcome.status == 0, complaint(outcome)), *daemon.is_gone())
 
 
+@test("mapping-storm", 120)
+def mapping_storm(context: Context, test):
+    """Programs of one user with tens of thousands of mappings each hold up no job of another user."""
+    need_root()
+    daemon = Daemon(context, "--socket-mode", "0666")
+    os.chmod(os.path.dirname(daemon.socket), 0o755)
+    good = daemon.memory("--memory-max", "32M")
+    touched = touches(good, 64)
+    program = context.program("mapstorm")
+    storms = [daemon.start([program, mode, "60000", "10"], "--cgroup", f"storm-{number}", "--memory-max", "48M", "--quiet", prefix=NOBODY)
+              for number, mode in enumerate(("prot", "flags") * 2)]
+    ready = wait_until(lambda: all(harness.read(storm.files[0]) == b"ready\n" for storm in storms), 10)
+    start = time.monotonic()
+    touched = all([touches(good, 1) for _ in range(4)]) and touched
+    took = time.monotonic() - start
+    yield check(f"mapping-storm: to read 66 MiB four times took {took:.1f} s", unless(ready, "the storms do not begin"),
+                unless(touched and took < 8, "another job was held up"), whole(good.end()))
+    outcomes = [storm.wait(60) for storm in storms]
+    yield check("mapping-storm: the storms are right", *(unless(outcome.status == 0, complaint(outcome)) for outcome in outcomes))
+    outcome = daemon.end()
+    yield check("mapping-storm: the daemon ends", unless(outcome.status == 0, complaint(outcome)), *daemon.is_gone())
+
+
 @test("fork-storm", 120)
 def fork_storm(context: Context, test):
     """A user whose program forks hundreds of children holds up no job of another user, and leaves it descriptors to fork with."""

@@ -357,6 +357,8 @@ impl Manager {
         let watching = Role::new(watchdog::WATCH, move || looks.run(&stop));
         let (looks, stop) = (watch.clone(), self.stop.clone());
         let register = Role::new("register", move || looks.register(&stop));
+        let (looks, stop) = (watch.clone(), self.stop.clone());
+        let register_noisy = Role::new("register-noisy", move || looks.register_noisy(&stop));
         let (tracing, stop) = (self.tracing.clone(), self.stop.clone());
         let traced = Role::new("traced", move || tracing.run(&stop));
         let (pager, sessions, stop) = (self.pager.clone(), self.sessions.clone(), self.stop.clone());
@@ -373,7 +375,7 @@ impl Manager {
             vec![faults; FAULT_THREADS],
             vec![reception; RECEPTION_THREADS],
             vec![crew; crew_size],
-            vec![noisy, ties, huge, reclaim, watching, register, traced, reap, advice, unmanaged],
+            vec![noisy, ties, huge, reclaim, watching, register, register_noisy, traced, reap, advice, unmanaged],
         ]
         .concat()
     }

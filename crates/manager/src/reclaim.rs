@@ -14,6 +14,7 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 use uzswap_engine::{Group, PAGE_SIZE};
+use uzswap_vm::owner::Owner;
 use uzswap_vm::pager::Pager;
 use uzswap_vm::visit;
 
@@ -42,8 +43,10 @@ const REFUSAL_COUNTS: Duration = Duration::from_millis(200);
 /// How long workers of processes that are not protected may be late with their answers before groups below `memory.low` give way.
 const LATE_PATIENCE: Duration = Duration::from_secs(1);
 
-/// How long reclaim may come to nothing, with somebody waiting, before a process is killed.
+/// How long reclaim may come to nothing, with somebody waiting, before a process is killed; and how long if there was never time to look at
+/// all that could be taken.
 const OOM_PATIENCE: Duration = Duration::from_secs(2);
+const OOM_PATIENCE_IN_PARTS: Duration = Duration::from_secs(20);
 
 /// How long it takes to go through all groups that are to be reclaimed from, and how long a step in one of them takes: a group with hundreds
 /// of processes, each of which lets reclaim wait for a processor, is not to keep it from the others.
@@ -171,12 +174,24 @@ impl Reclaimer {
         let shrunk = self.shrink_worker.freed();
         let shrinking = shrunk > std::mem::replace(&mut self.shrunk, shrunk);
         let mut more = false;
-        let in_need = charges.iter().filter(|charge| charge.is_near() && charge.excess() > 0).count();
-        let time = (ROUND / in_need.max(1) as u32).clamp(SHORTEST_STEP, LONGEST_STEP);
+        let in_need: HashSet<GroupId> =
+            charges.iter().filter(|charge| charge.is_near() && charge.excess() > 0).map(|charge| charge.id).collect();
+        let times = times_of_steps(sessions.iter().flat_map(|(session, _)| {
+            let (user, charge) = (Arc::as_ptr(&session.space.user()), session.charge());
+            charge
+                .path()
+                .map(|group| group.id)
+                .filter(|id| in_need.contains(id))
+                .map(|id| (user, id))
+                .collect::<Vec<_>>()
+        }));
         // Children first: what they give up is their parents' gain.
         for charge in charges.iter().rev() {
             match charge.is_near() {
-                true => more |= self.reclaim_from(charge, sessions, shrinking, time),
+                true => {
+                    let time = times.get(&charge.id).copied().unwrap_or(LONGEST_STEP);
+                    more |= self.reclaim_from(charge, sessions, shrinking, time);
+                }
                 false => charge.set_exhausted(false),
             }
         }
@@ -227,11 +242,12 @@ impl Reclaimer {
         let in_need = charge.limit(Limit::Max).is_some() && charge.need() > most;
         if (freed > 0 && !squeezed) || shrinking || !in_need {
             need.fruitless_since = None;
-        } else if step.is_broken_off {
-            // Perhaps the other processes have something to give.
-        } else if need.fruitless_since.get_or_insert_with(Instant::now).elapsed() > OOM_PATIENCE {
-            need.fruitless_since = None;
-            self.kill_largest(charge, sessions);
+        } else {
+            let patience = if step.is_broken_off { OOM_PATIENCE_IN_PARTS } else { OOM_PATIENCE };
+            if need.fruitless_since.get_or_insert_with(Instant::now).elapsed() > patience {
+                need.fruitless_since = None;
+                self.kill_largest(charge, sessions);
+            }
         }
         freed > 0 || step.is_broken_off
     }
@@ -433,10 +449,17 @@ impl Taker {
                 break;
             }
             let room = self.groups.swap_room(&session.charge(), want);
+            step.able |= room > 0;
+            if session.space.is_busy() {
+                step.late = true;
+                continue;
+            }
             if room > 0 {
-                step.able = true;
+                let end = task.end.map(|end| end.max(Instant::now() + SHORTEST_STEP));
                 // An error is that of a process that is going away.
-                step.moved += self.pager.evict(&session.space, room).map_or(0, |progress| progress.staged);
+                let progress = self.pager.evict(&session.space, room, end).unwrap_or_default();
+                step.moved += progress.staged;
+                step.is_broken_off |= progress.broken_off;
             }
             // Without room, what waits in the staging area goes back.
             let keep = if task.hurry || room == 0 { 0 } else { staging_pages(charge) / sessions.len() };
@@ -445,6 +468,23 @@ impl Taker {
         }
         step
     }
+}
+
+/// How long a step in each group in need takes at most, by the users that have processes in it. Users have equal parts of a round, and the
+/// groups of a user have equal parts of that.
+fn times_of_steps(groups: impl Iterator<Item = (*const Owner, GroupId)>) -> HashMap<GroupId, Duration> {
+    let mut groups_of_user: HashMap<*const Owner, HashSet<GroupId>> = HashMap::new();
+    groups.for_each(|(user, id)| {
+        groups_of_user.entry(user).or_default().insert(id);
+    });
+    let users = groups_of_user.len() as u32;
+    let mut times = HashMap::new();
+    for groups in groups_of_user.values() {
+        let part = ROUND / users / groups.len() as u32;
+        groups.iter().for_each(|id| *times.entry(*id).or_insert(Duration::ZERO) += part);
+    }
+    times.values_mut().for_each(|time| *time = (*time).clamp(SHORTEST_STEP, LONGEST_STEP));
+    times
 }
 
 /// What a step is to do in each process.
@@ -483,4 +523,20 @@ impl Step {
 /// they are resident all the same.
 fn staging_pages(charge: &Charge) -> usize {
     (charge.max() / 8 / PAGE_SIZE as u64).clamp(64, 3072) as usize
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn users_have_equal_parts_of_a_round() {
+        let [one, other] = [Owner::user(), Owner::user()];
+        let groups = [(&one, 1), (&one, 2), (&one, 2), (&one, 3), (&one, 4), (&one, 9), (&other, 5), (&other, 9)];
+        let times = times_of_steps(groups.into_iter().map(|(user, id)| (std::ptr::from_ref(user), GroupId(id))));
+        let of = |id| times[&GroupId(id)];
+        assert_eq!([of(1), of(2), of(4), of(5), of(9)], [4, 4, 4, 10, 14].map(Duration::from_millis));
+        let alone = times_of_steps([(std::ptr::from_ref(&one), GroupId(1))].into_iter());
+        assert_eq!(alone[&GroupId(1)], LONGEST_STEP);
+    }
 }

@@ -23,7 +23,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
-use parking_lot::RwLock;
+use parking_lot::{Mutex, RwLock};
 use uzswap_engine::PAGE_SIZE;
 use uzswap_proto::{Advise, GREETING_WORDS, Hello, Job, called, greeting, kind, step};
 use uzswap_vm::pager::Pager;
@@ -62,6 +62,8 @@ pub struct Session {
     pub forked: bool,
     /// How often its mappings were to be registered, and how often of these it was done.
     refreshes: [AtomicU64; 2],
+    /// When its mappings may be registered next.
+    refresh_at: Mutex<Option<Instant>>,
     charge: RwLock<Arc<Charge>>,
     worker_pid: i32,
     statm: File,
@@ -129,6 +131,19 @@ impl Session {
     /// Notes that all requests up to this one are done.
     pub fn note_refresh(&self, request: u64) {
         self.refreshes[1].fetch_max(request, Relaxed);
+    }
+
+    /// Notes how long it took to register the mappings, whatever it came to.
+    pub fn note_refresh_time(&self, took: Duration) {
+        /// What takes longer is done less often: one in so many parts of the time is spent on it.
+        const LONG: Duration = Duration::from_millis(5);
+        const SHARE: u32 = 5;
+        *self.refresh_at.lock() = (took > LONG).then(|| Instant::now() + took * (SHARE - 1));
+    }
+
+    /// Returns whether the mappings may be registered again by now.
+    pub fn may_be_refreshed(&self) -> bool {
+        self.refresh_at.try_lock().is_some_and(|at| at.is_none_or(|at| at <= Instant::now()))
     }
 
     /// Whether a request is done.
@@ -437,6 +452,7 @@ impl Sessions {
             tenant,
             forked,
             refreshes: Default::default(),
+            refresh_at: Default::default(),
             charge,
             worker_pid,
             statm,

@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use uzswap_engine::PAGE_SIZE;
+use uzswap_vm::owner::Owner;
 use uzswap_vm::pager::Pager;
 use uzswap_vm::sys::faults::FaultMeter;
 use uzswap_vm::sys::{ptrace, thread};
@@ -58,15 +59,18 @@ pub struct Watch {
     entered: AtomicU64,
     due: Mutex<Due>,
     bell: Bell,
+    noisy_bell: Bell,
     /// Where programs that start read how far the limits are. It can be missing.
     board: Mutex<Option<Board>>,
 }
 
-/// What is left to the thread that may wait.
+/// What is left to the threads that may wait.
 #[derive(Default)]
 struct Due {
     /// Whose mappings are to be registered.
-    mappings: Vec<Arc<Session>>,
+    mappings: VecDeque<Arc<Session>>,
+    /// The same of noisy address spaces, for which it takes long.
+    noisy: VecDeque<Arc<Session>>,
     /// Whose share of the memory that forks left shared is to be measured.
     shares: VecDeque<Arc<Session>>,
 }
@@ -79,9 +83,9 @@ impl Watch {
     /// Enters what it measures into the accounts of `groups`.
     pub fn new(pager: Arc<Pager>, sessions: Arc<Sessions>, groups: Arc<Groups>, agent: &Path) -> Watch {
         let (begun, entered) = Default::default();
-        let (due, bell) = Default::default();
+        let (due, bell, noisy_bell) = Default::default();
         let board = Mutex::new(Board::open(agent).ok());
-        Watch { pager, sessions, groups, begun, entered, due, bell, board }
+        Watch { pager, sessions, groups, begun, entered, due, bell, noisy_bell, board }
     }
 
     /// Looks until told to stop.
@@ -118,7 +122,8 @@ impl Watch {
                 let near = session.charge().path().any(Charge::is_near);
                 let asked = !session.is_refreshed(session.refreshes_asked());
                 let own = *bytes as i64 - session.space.brought();
-                if (near && registered.is_due(session, own) || asked) && self.have_registered(session) {
+                let is_due = near && registered.is_due(session, own) || asked;
+                if is_due && session.may_be_refreshed() && self.have_registered(session) {
                     registered.note(session, own);
                 }
             }
@@ -152,11 +157,15 @@ impl Watch {
     /// Has the mappings of a process registered, unless one would have to wait to say so.
     fn have_registered(&self, session: &Arc<Session>) -> bool {
         let Some(mut due) = self.due.try_lock() else { return false };
-        if due.mappings.iter().all(|other| other.id != session.id) {
-            due.mappings.push(session.clone());
+        let (sessions, bell) = match session.space.is_noisy() {
+            true => (&mut due.noisy, &self.noisy_bell),
+            false => (&mut due.mappings, &self.bell),
+        };
+        if sessions.iter().all(|other| other.id != session.id) {
+            sessions.push_back(session.clone());
         }
         drop(due);
-        self.bell.ring();
+        bell.ring();
         true
     }
 
@@ -178,22 +187,39 @@ impl Watch {
                 // Of these one at a time: those whose mappings are to be registered may be held.
                 (std::mem::take(&mut due.mappings), due.shares.pop_front())
             };
-            for session in &mappings {
-                if session.space.is_shunned() {
-                    continue;
-                }
-                let asked = session.refreshes_asked();
-                // Fails only for a process that is going away.
-                if self.pager.refresh(&session.space).unwrap_or(true) {
-                    session.note_refresh(asked);
-                }
-            }
+            mappings.iter().for_each(|session| self.refresh(session));
             if let Some(session) = share.filter(|session| !session.space.is_shunned()) {
                 session.measure_share(SHARED_SHARE * self.sessions.count() as u32);
             } else if mappings.is_empty() {
                 self.bell.wait(Duration::from_secs(1));
             }
         }
+    }
+
+    /// Registers what noisy address spaces have mapped, one after the other, until told to stop.
+    pub fn register_noisy(&self, stop: &AtomicBool) {
+        let _ = thread::ask_for_short_slices();
+        let mut last = None;
+        while !stop.load(Relaxed) && !visit::is_surplus() {
+            let next = self.due.lock().next_noisy(&mut last);
+            match next {
+                Some(session) => self.refresh(&session),
+                None => drop(self.noisy_bell.wait(Duration::from_secs(1))),
+            }
+        }
+    }
+
+    /// Registers what a process has mapped.
+    fn refresh(&self, session: &Session) {
+        if session.space.is_shunned() || !session.may_be_refreshed() {
+            return;
+        }
+        let (asked, begun) = (session.refreshes_asked(), Instant::now());
+        // Fails only for a process that is going away.
+        if self.pager.refresh(&session.space).unwrap_or(true) {
+            session.note_refresh(asked);
+        }
+        session.note_refresh_time(begun.elapsed());
     }
 
     /// Measures every process, and enters it into the accounts: unless a later measurement has been entered meanwhile, by a
@@ -220,6 +246,18 @@ impl Watch {
         }
         sized.sort_by_key(|(_, bytes)| std::cmp::Reverse(*bytes));
         sized
+    }
+}
+
+impl Due {
+    /// Takes the noisy address space that has waited longest, but not two of one user while another user's waits.
+    fn next_noisy(&mut self, last: &mut Option<Arc<Owner>>) -> Option<Arc<Session>> {
+        let is_other =
+            |session: &Arc<Session>| last.as_ref().is_none_or(|user| !Arc::ptr_eq(user, &session.space.user()));
+        let next = self.noisy.iter().position(is_other).unwrap_or(0);
+        let session = self.noisy.remove(next)?;
+        *last = Some(session.space.user());
+        Some(session)
     }
 }
 

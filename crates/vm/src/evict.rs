@@ -50,14 +50,15 @@ pub(crate) const STORE_PAGES: usize = 256;
 
 impl Pager {
     /// Registers what is mapped and not yet watched, so that it can be evicted and so that fresh pages are seen as they
-    /// are touched. False if it is to be called again: the worker is busy.
+    /// are touched. False if it is to be called again: the worker is busy, or there are so many mappings that the address space has become
+    /// noisy.
     pub fn refresh(&self, space: &Space) -> io::Result<bool> {
         let _visit = space.visit();
         self.keep_exit_words(space, false);
         // Between a request and its answer no event may be read.
         let Some(_conversation) = space.conversation.try_lock_for(CONVERSATION_PATIENCE) else { return Ok(false) };
         let Some(worker) = space.worker() else { return Ok(true) };
-        let mappings = layout::manageable(worker.pid)?;
+        let Some(mappings) = space.manageable(worker.pid)? else { return Ok(false) };
         let mut state = space.lock();
         if state.gone || state.request.is_some() {
             return Ok(state.gone);
@@ -121,8 +122,8 @@ impl Pager {
     }
 
     /// Moves about `pages` pages out of the program into its staging area: those that reclaim's hand comes to, but for what is
-    /// hot (see `heat`).
-    pub fn evict(&self, space: &Space, pages: usize) -> io::Result<Progress> {
+    /// hot (see `heat`). Breaks off after `end`; the next call goes on there.
+    pub fn evict(&self, space: &Space, pages: usize, end: Option<Instant>) -> io::Result<Progress> {
         let _visit = space.visit();
         self.keep_exit_words(space, false);
         let _conversation = space.conversation.lock();
@@ -150,7 +151,8 @@ impl Pager {
                 at = present.end;
                 found += present.runs.iter().map(|run| (run.len() / PAGE) as usize).sum::<usize>();
                 runs.extend(present.runs);
-                if found < EVICT_PAGES.min(pages - progress.staged) {
+                progress.broken_off = end.is_some_and(|end| Instant::now() > end);
+                if found < EVICT_PAGES.min(pages - progress.staged) && !progress.broken_off {
                     continue;
                 }
                 match self.evict_found(space, &worker, &mut runs, seen < patience)? {
@@ -158,7 +160,7 @@ impl Pager {
                     None => return Ok(progress),
                 }
                 seen += std::mem::take(&mut found);
-                if progress.staged >= pages {
+                if progress.staged >= pages || progress.broken_off {
                     let mut state = space.lock();
                     state.hand = at;
                     state.heat.advance(seen, at <= hand);

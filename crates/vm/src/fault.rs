@@ -234,7 +234,10 @@ impl Pager {
         let mut inherited = State { unheard: said, ..state.inherit(&self.engine) };
         wiped.iter().for_each(|range| inherited.empty(&self.engine, range));
         match self.register(child, inherited, space.account(), space.owner.clone()) {
-            Ok(child) => state.heirs.iter().for_each(|heirs| heirs.note(&child)),
+            Ok(child) => {
+                child.noise.inherit(&space.noise);
+                state.heirs.iter().for_each(|heirs| heirs.note(&child));
+            }
             Err(error) => self.host.kill(space.id, &format!("no room for one more process: {error}")),
         }
     }

@@ -4,12 +4,16 @@
 //! same rights, and the staging area is read-write). Left alone: files, shared memory, the stack that grows by itself,
 //! reserves without rights, guard pages, code from a compiler at run time, and what is too small to matter.
 
-use std::io;
+use std::fs::File;
+use std::io::{self, Read};
 
 use crate::range::Range;
 
 /// Mappings smaller than this are left alone, unless they continue a managed one.
 pub const SMALLEST: u64 = 64 << 10;
+
+/// The text of `/proc/PID/maps` is this long at most for a process with few mappings: three thousand, if it is short for each.
+pub const FEW: u64 = 256 << 10;
 
 /// All mappings of process `pid`, in order.
 pub fn all(pid: i32) -> io::Result<Vec<Range>> {
@@ -21,8 +25,22 @@ pub fn manageable(pid: i32) -> io::Result<Vec<Range>> {
     Ok(parse(&read(pid)?))
 }
 
+/// As [`manageable`], with the length of the text that tells them. `None` if that is longer than `limit`.
+pub fn manageable_within(pid: i32, limit: u64) -> io::Result<Option<(Vec<Range>, u64)>> {
+    let maps = read_up_to(pid, limit.saturating_add(1))?;
+    let len = maps.len() as u64;
+    Ok((len <= limit).then(|| (parse(&maps), len)))
+}
+
 fn read(pid: i32) -> io::Result<String> {
-    has_memory(std::fs::read_to_string(format!("/proc/{pid}/maps"))?)
+    read_up_to(pid, u64::MAX)
+}
+
+fn read_up_to(pid: i32, limit: u64) -> io::Result<String> {
+    let mut maps = Vec::new();
+    File::open(format!("/proc/{pid}/maps"))?.take(limit).read_to_end(&mut maps)?;
+    // The limit may cut a name.
+    has_memory(String::from_utf8_lossy(&maps).into_owned())
 }
 
 /// Refuses the empty text that the kernel gives for a process that has ended and was not waited for: its memory may live on in
@@ -73,6 +91,15 @@ mod tests {
         let starts: Vec<u64> = parse(maps).into_iter().map(|range| range.start).collect();
         assert_eq!(starts, [0x55d0_c000_0000, 0x7f00_0000_0000, 0x7f00_3000_0000]);
     }
+
+    #[test]
+    fn many_mappings_are_not_read_to_the_end() {
+        let own = std::process::id() as i32;
+        let (all, len) = manageable_within(own, u64::MAX).unwrap().unwrap();
+        assert!(!all.is_empty() && len > 1000);
+        assert!(manageable_within(own, len / 2).unwrap().is_none());
+    }
+
     #[test]
     fn a_process_that_was_not_waited_for_has_no_known_mappings() {
         let mut child = std::process::Command::new("true").spawn().unwrap();

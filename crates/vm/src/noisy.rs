@@ -1,4 +1,4 @@
-//! Noisy address spaces: their threads change the layout almost without a pause.
+//! Noisy address spaces: their threads change the layout almost without a pause, or it has tens of thousands of mappings.
 //!
 //! Before a fault there can be answered, the thread that serves it has to find a moment in which no change is under way. With many threads
 //! that change mappings at once this takes milliseconds, and each answer lets the next changes begin. A few such address spaces would keep
@@ -8,8 +8,10 @@
 //! 1. An address space becomes noisy when more than [`CHANGES`] changes a second are read while its layout does not settle, and stays so
 //!    for [`NOISY_FOR`] after the last such time. Where there is more to run than processors, a few changes may take long to settle because
 //!    their threads wait for one. That is not noise.
-//! 2. Users take turns, and the address spaces of a user do so within its turns.
-//! 3. The address spaces of a trusted owner are not noisy: no other owner's could be held up.
+//! 2. An address space is noisy, too, as long as it has more than [a few](crate::layout::FEW) mappings. Its lock is held while
+//!    they are registered, for which a thread that serves a fault there would wait. So are the children that it forks, from the start.
+//! 3. Users take turns, and the address spaces of a user do so within its turns.
+//! 4. The address spaces of a trusted owner are not noisy: no other owner's could be held up.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
@@ -17,7 +19,6 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
-use crate::owner::Owner;
 use crate::pager::Pager;
 use crate::space::Space;
 use crate::visit;
@@ -32,10 +33,13 @@ pub(crate) const SETTLES_WITHIN: Duration = Duration::from_millis(1);
 const CHANGES: f64 = 5000.0;
 const BURST: f64 = 500.0;
 
+/// Instead of a time, for an address space with many mappings.
+const FOR_NOW: u64 = u64::MAX;
+
 /// Tells whether one address space is noisy.
 #[derive(Debug, Default)]
 pub(crate) struct Noise {
-    /// Until when, in milliseconds of the clock of [`now`]; 0 for one that has never been.
+    /// Until when, in milliseconds of the clock of [`now`], or [`FOR_NOW`]; 0 for one that has never been.
     until: AtomicU64,
     /// The changes that were read beyond what may be, and when they were last counted.
     changes: Mutex<Option<(f64, Instant)>>,
@@ -54,7 +58,24 @@ impl Noise {
         let sum = (before - at.duration_since(last).as_secs_f64() * CHANGES).max(0.0) + count as f64;
         *changes = Some((sum.min(BURST), at));
         if sum > BURST || self.served.load(Relaxed) {
-            self.until.store(now() + NOISY_FOR.as_millis() as u64, Relaxed);
+            let until = now() + NOISY_FOR.as_millis() as u64;
+            let _ = self.until.fetch_update(Relaxed, Relaxed, |before| (before != FOR_NOW).then_some(until));
+        }
+    }
+
+    /// Notes whether there are many mappings.
+    pub fn note_mappings(&self, many: bool) {
+        if many {
+            self.until.store(FOR_NOW, Relaxed);
+        } else {
+            let _ = self.until.compare_exchange(FOR_NOW, 0, Relaxed, Relaxed);
+        }
+    }
+
+    /// Notes that there are as many mappings as in the address space of the parent.
+    pub fn inherit(&self, parent: &Noise) {
+        if parent.until.load(Relaxed) == FOR_NOW {
+            self.until.store(FOR_NOW, Relaxed);
         }
     }
 
@@ -84,7 +105,7 @@ impl Pager {
     /// Has a noisy address space served in its turn.
     pub(crate) fn queue(&self, space: Arc<Space>) {
         if !space.noise.queued.swap(true, Relaxed) {
-            self.noisy.add(Owner::user_of(&space.owner), space);
+            self.noisy.add(space.user(), space);
         }
     }
 
@@ -123,6 +144,19 @@ mod tests {
         assert!(!noisy.is_noisy(), "a burst");
         noisy.note(60, begin + 9 * millisecond);
         assert!(noisy.is_noisy());
+    }
+
+    #[test]
+    fn an_address_space_is_noisy_while_it_has_many_mappings() {
+        let (noise, child) = (Noise::default(), Noise::default());
+        child.inherit(&noise);
+        assert!(!noise.is_noisy() && !child.is_noisy());
+        noise.note_mappings(true);
+        child.inherit(&noise);
+        noise.note(1000, Instant::now());
+        assert!(noise.is_noisy() && child.is_noisy());
+        child.note_mappings(false);
+        assert!(!child.is_noisy());
     }
 
     #[test]

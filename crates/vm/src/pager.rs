@@ -114,6 +114,8 @@ pub struct Progress {
     pub stored: usize,
     /// Pages that the engine had no room for; they were put back.
     pub refused: usize,
+    /// There was no time to look at all pages.
+    pub broken_off: bool,
 }
 
 /// The pager of one manager.

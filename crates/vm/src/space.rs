@@ -11,6 +11,7 @@
 //!   the page is to be stored again.
 
 use std::collections::VecDeque;
+use std::io;
 use std::os::fd::{AsRawFd, RawFd};
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, LazyLock};
@@ -26,6 +27,7 @@ use crate::exit_words::ExitWords;
 use crate::heat::Heat;
 use crate::heirs::Heirs;
 use crate::huge::HugePages;
+use crate::layout;
 use crate::noisy::Noise;
 use crate::owner::{Counted, LEFT_ALONE, Owner};
 use crate::pager::Account;
@@ -159,8 +161,8 @@ pub(crate) struct State {
     pub has_guards: bool,
     /// Before this, memory is not searched for guard pages again.
     pub search_guards_at: Option<Instant>,
-    /// When all of `registered` was last asked about.
-    pub looked_over: Option<Instant>,
+    /// Before this, all of `registered` is not asked about again.
+    pub look_over_at: Option<Instant>,
     /// What is never evicted because a forked child would find it empty.
     pub excluded: RangeSet,
     /// What is never evicted because the kernel needs it when a thread ends.
@@ -261,6 +263,33 @@ impl Space {
         if !self.owner.is_trusted() {
             self.noise.note(count, Instant::now());
         }
+    }
+
+    /// Reads which mappings of process `pid` can be managed. `None` if there are so many that this has become noisy by it.
+    pub(crate) fn manageable(&self, pid: i32) -> io::Result<Option<Vec<Range>>> {
+        if self.owner.is_trusted() {
+            return layout::manageable(pid).map(Some);
+        }
+        let limit = if self.is_noisy() { u64::MAX } else { layout::FEW };
+        let found = layout::manageable_within(pid, limit)?;
+        self.noise.note_mappings(found.as_ref().is_none_or(|(_, len)| *len > layout::FEW));
+        Ok(found.map(|(mappings, _)| mappings))
+    }
+
+    /// Returns whether the work on this is left to threads that do nothing else.
+    pub fn is_noisy(&self) -> bool {
+        self.noise.is_noisy()
+    }
+
+    /// Returns whether another thread holds the locks that an eviction needs, and does not give them back at once.
+    pub fn is_busy(&self) -> bool {
+        const PATIENCE: Duration = Duration::from_millis(2);
+        self.conversation.try_lock_for(PATIENCE).is_none() || self.try_lock().is_none()
+    }
+
+    /// The user of the job that this belongs to.
+    pub fn user(&self) -> Arc<Owner> {
+        Owner::user_of(&self.owner)
     }
 
     /// Has the userfaultfd reported only when there is something to read. Its process can undo this, and costs the thread that serves it a

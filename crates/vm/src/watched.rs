@@ -20,15 +20,17 @@ use crate::space::{Space, State};
 use crate::sys::uffd::Probe;
 use crate::{PAGE, fault::wait_for_program};
 
-/// How often everything that passes for registered is asked about.
+/// How often everything that passes for registered is asked about, at most; and how many times as long as that takes it is not.
 const INTERVAL: Duration = Duration::from_secs(1);
+const REST: u32 = 20;
 
 impl Pager {
     /// Asks about everything that passes for registered, if that was not done a moment ago.
     pub(crate) fn look_over(&self, space: &Space, state: &mut State, pid: i32) {
-        if state.looked_over.is_none_or(|before| before.elapsed() > INTERVAL) {
+        let started = Instant::now();
+        if state.look_over_at.is_none_or(|at| started >= at) {
             self.forget_unwatched(space, state, pid, &[]);
-            state.looked_over = Some(Instant::now());
+            state.look_over_at = Some(Instant::now() + INTERVAL.max(started.elapsed() * REST));
         }
     }
 
