@@ -152,7 +152,7 @@ def mapping_storm(context: Context, test):
     good = daemon.memory("--memory-max", "32M")
     touched = touches(good, 64)
     program = context.program("mapstorm")
-    storms = [daemon.start([program, mode, "60000", "10"], "--cgroup", f"storm-{number}", "--memory-max", "48M", "--quiet", prefix=NOBODY)
+    storms = [daemon.start([program, mode, "60000", "6"], "--cgroup", f"storm-{number}", "--memory-max", "48M", "--quiet", prefix=NOBODY)
               for number, mode in enumerate(("prot", "flags") * 2)]
     ready = wait_until(lambda: all(harness.read(storm.files[0]) == b"ready\n" for storm in storms), 10)
     start = time.monotonic()
@@ -164,6 +164,39 @@ def mapping_storm(context: Context, test):
     yield check("mapping-storm: the storms are right", *(unless(outcome.status == 0, complaint(outcome)) for outcome in outcomes))
     outcome = daemon.end()
     yield check("mapping-storm: the daemon ends", unless(outcome.status == 0, complaint(outcome)), *daemon.is_gone())
+
+
+# Has a part of its memory wiped on fork each time that it reads a line, by libc's madvise, which waits for the manager.
+WIPES = """
+import ctypes, mmap, sys, time
+memory = mmap.mmap(-1, 4 << 20, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+start, libc = ctypes.addressof(ctypes.c_char.from_buffer(memory)), ctypes.CDLL(None)
+time.sleep(1)       # until it is under management
+for _ in range(8):
+    begun = time.monotonic()
+    assert libc.madvise(ctypes.c_void_p(start), ctypes.c_size_t(1 << 20), 18) == 0
+    print(time.monotonic() - begun, flush=True)
+"""
+
+
+@test("advice-storm", 120)
+def advice_storm(context: Context, test):
+    """Hints of one user's threads, however much each is to page out, keep no other user's program waiting for the answer to its own."""
+    need_root()
+    daemon = Daemon(context, "--socket-mode", "0666")
+    os.chmod(os.path.dirname(daemon.socket), 0o755)
+    storm = daemon.start([context.program("advicestorm"), "16", "64", "6"], "--cgroup", "storm", "--memory-max", "2G", "--quiet", prefix=NOBODY)
+    ready = wait_until(lambda: harness.read(storm.files[0]) == b"ready\n", 10)
+    time.sleep(1)
+    outcome = daemon.run(["python3", "-c", WIPES], "--memory-max", "32M", "--quiet")
+    over, stormed = storm.process.poll() is not None, storm.wait(60)
+    waits = sorted(float(line) for line in outcome.stdout.split())
+    median = waits[len(waits) // 2] if waits else 60
+    yield check(f"advice-storm: a hint takes {median * 1000:.0f} ms", unless(ready and not over, "there was no storm"),
+                unless(outcome.status == 0 and len(waits) == 8, complaint(outcome)), unless(median < 0.15, "another user's program was held up"))
+    yield check("advice-storm: the storm is right", unless(stormed.status == 0, complaint(stormed)))
+    outcome = daemon.end()
+    yield check("advice-storm: the daemon ends", unless(outcome.status == 0, complaint(outcome)), *daemon.is_gone())
 
 
 @test("fork-storm", 120)
@@ -203,7 +236,7 @@ def fork_storm(context: Context, test):
 FORKS = """
 import os
 memory = b"a" * 40000000
-for _ in range(20):
+for _ in range(8):
     child = os.fork()
     if not child:
         os._exit(not all(byte == 97 for byte in memory[::4096]))

@@ -368,7 +368,7 @@ def groups(context: Context, test):
     yield check("groups: all have computed what they should", unless((outcome.status, said) == (0, ["0", "0", "-9"]), complaint(outcome)))
 
 
-@test("groups-rules", 120)
+@test("groups-rules", 120, beside=True)
 def groups_rules(context: Context, test):
     """memory.zswap.max, memory.zswap.writeback, memory.low, memory.high and the end of memory, each in a group of its own."""
     job = Grouped(context, "--swap-size", "512M")

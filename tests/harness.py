@@ -63,12 +63,6 @@ def stat_fields(pid: int | str) -> list[bytes]:
     return read(f"/proc/{pid}/stat").rpartition(b") ")[2].split()
 
 
-def processor_seconds(pid: int) -> float:
-    """The processor time that a process has used."""
-    user, system = stat_fields(pid)[11:13]
-    return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
-
-
 def comm(pid: int) -> str:
     return read(f"/proc/{pid}/comm").decode(errors="replace").strip()
 

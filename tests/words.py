@@ -12,7 +12,7 @@ from suite import MIB, Context, complaint, counter, need_root, test
 TIGHT = ("--memory-max", "24M", "--quiet")
 
 
-@test("oom-causes", 120)
+@test("oom-causes", 120, beside=True)
 def causes(context: Context, test):
     """The last line before the end names what stood in the way, and what to change."""
     grow = [context.program("grow"), 256, 0, "random"]

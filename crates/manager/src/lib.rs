@@ -17,6 +17,7 @@ mod door;
 mod machine;
 mod outside;
 
+mod advice;
 mod reception;
 mod sessions;
 mod silent;

@@ -8,13 +8,13 @@
 //! | faults (4) | [`Pager::serve`] |
 //! | crew (1 to 4) | [`Pager::work`]: parts of large loads and stores |
 //! | huge | [`Pager::collapse_huge_pages`] |
-//! | watch, register | [`Watch`] |
+//! | watch, register, register-noisy | [`Watch`] |
 //! | reclaim | [`Reclaimer`] |
 //! | shrink | [`ShrinkWorker`] |
 //! | pressure | [`pressure::listen`] |
 //! | reap | [`Pager::reap`]: what a process leaves behind takes a while to free |
 //! | unmanaged | [`Unmanaged::run`] |
-//! | advice | follows `madvise` hints |
+//! | advice | [`Questions::serve`]: follows `madvise` hints |
 //! | door | [`Door::serve`], if operators are to be heard |
 //! | stalls | [`stall::run`], with the door |
 //!
@@ -30,10 +30,9 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, OnceLock, mpsc};
 use std::time::{Duration, Instant};
 
-use parking_lot::Mutex;
 use uzswap_engine::{Config, Zswap};
+use uzswap_proto::Job;
 use uzswap_proto::control::Joined;
-use uzswap_proto::{Advice, Advise, Job, kind};
 use uzswap_vm::log::log;
 use uzswap_vm::owner::Owner;
 use uzswap_vm::pager::{Host, Pager};
@@ -45,6 +44,7 @@ use uzswap_vm::sys::process::{PidFd, is_exiting};
 use uzswap_vm::sys::{job, memory, thread};
 use uzswap_vm::visit::{self, Role};
 
+use crate::advice::Questions;
 use crate::control::{Error, GroupId, Limit, Machine};
 use crate::door::{Door, Joining, Joins};
 use crate::executioner::{self, Manner};
@@ -53,9 +53,9 @@ use crate::groups::Groups;
 use crate::jobs::{Jobs, Tenant, Word};
 use crate::machine::JobMachine;
 use crate::oom::Disk;
-use crate::reception::{Question, Reception};
+use crate::reception::Reception;
 use crate::reclaim::{Reclaimer, Taker};
-use crate::sessions::{Session, Sessions, range_of};
+use crate::sessions::Sessions;
 use crate::shrink::ShrinkWorker;
 use crate::stats::{Stats, write_whole};
 use crate::swap_file::DiskSwapFile;
@@ -68,8 +68,6 @@ use crate::{JobConfig, SwapConfig, agent_file, descriptors, front, pool_cap, pre
 /// How often to look whether processes have gone, and if none is about to.
 const REAP_PAUSE: Duration = Duration::from_millis(10);
 const LONG_REAP_PAUSE: Duration = Duration::from_millis(100);
-/// How long until a hint that cannot be followed yet is taken up again.
-const ADVICE_PAUSE: Duration = Duration::from_millis(1);
 
 /// How long a daemon that stops hears those who had begun to come.
 const LAST_CALLS: Duration = Duration::from_millis(200);
@@ -172,7 +170,6 @@ struct Manager {
     tracing: Arc<Tracing>,
     disk: Disk,
     stop: Arc<AtomicBool>,
-    advice: mpsc::Sender<Question>,
     epoll: Epoll,
     waiting_for: HashMap<u64, Source>,
     next_source: u64,
@@ -262,11 +259,11 @@ impl Manager {
             taker: Taker { pager: pager.clone(), groups: groups.clone() },
             shrink_worker: shrink_worker.clone(),
         });
-        let (advice, questions) = mpsc::channel();
+        let questions: Arc<Questions> = Arc::default();
         // Without it, programs in other network namespaces run unmanaged.
         let by_path = Listener::bind_path(&agent_file::attach_socket(&agent)).ok();
         let listeners = [listener].into_iter().chain(by_path).collect();
-        let reception = Arc::new(Reception::new(listeners, sessions.clone(), advice.clone(), front_pid)?);
+        let reception = Arc::new(Reception::new(listeners, sessions.clone(), questions.clone(), front_pid)?);
         let manager = Manager {
             config,
             door: door.map(Arc::new),
@@ -285,7 +282,6 @@ impl Manager {
             tracing,
             disk,
             stop: Arc::default(),
-            advice,
             epoll: Epoll::new()?,
             waiting_for: HashMap::new(),
             next_source: 0,
@@ -300,7 +296,7 @@ impl Manager {
         &self,
         watch: &Arc<Watch>,
         reception: Arc<Reception>,
-        questions: mpsc::Receiver<Question>,
+        questions: Arc<Questions>,
     ) -> std::io::Result<()> {
         for role in self.roles(watch, reception, questions) {
             role.start()?;
@@ -322,12 +318,7 @@ impl Manager {
     }
 
     /// What is done by threads that a process can hold up, once for each thread.
-    fn roles(
-        &self,
-        watch: &Arc<Watch>,
-        reception: Arc<Reception>,
-        questions: mpsc::Receiver<Question>,
-    ) -> Vec<Arc<Role>> {
+    fn roles(&self, watch: &Arc<Watch>, reception: Arc<Reception>, questions: Arc<Questions>) -> Vec<Arc<Role>> {
         let pager = self.pager.clone();
         let faults = Role::new("faults", move || {
             if let Err(error) = pager.serve() {
@@ -363,8 +354,8 @@ impl Manager {
         let traced = Role::new("traced", move || tracing.run(&stop));
         let (pager, sessions, stop) = (self.pager.clone(), self.sessions.clone(), self.stop.clone());
         let reap = Role::new("reap", move || reap(&pager, &sessions, &stop));
-        let (pager, again, questions) = (self.pager.clone(), self.advice.clone(), Mutex::new(questions));
-        let advice = Role::new("advice", move || give_advice(&pager, &questions, &again));
+        let pager = self.pager.clone();
+        let advice = Role::new("advice", move || questions.serve(&pager));
         let (jobs, sessions, groups) = (self.jobs.clone(), self.sessions.clone(), self.groups.clone());
         let (agent, guard, stop) = (self.agent.clone(), self.front_pid, self.stop.clone());
         let looked_at = LookedAt::default();
@@ -643,34 +634,4 @@ fn reap(pager: &Pager, sessions: &Sessions, stop: &AtomicBool) {
         }
         std::thread::sleep(if more { REAP_PAUSE } else { LONG_REAP_PAUSE });
     }
-}
-
-/// Follows the hints of programs.
-fn give_advice(pager: &Pager, questions: &Mutex<mpsc::Receiver<Question>>, again: &mpsc::Sender<Question>) {
-    while !visit::is_surplus() {
-        // The lock is free before the hint is followed.
-        let Ok((link, session, advise, ticket)) = questions.lock().recv() else { return };
-        if !session.space.is_shunned() && follow(pager, &session, &advise) {
-            // The program may have gone away meanwhile.
-            let _ = link.send(&[kind::ADVISED], None);
-        } else {
-            std::thread::sleep(ADVICE_PAUSE);
-            let _ = again.send((link, session, advise, ticket));
-        }
-    }
-}
-
-/// Follows a program's hint; tells whether that is done.
-fn follow(pager: &Pager, session: &Session, advise: &Advise) -> bool {
-    let range = range_of(advise);
-    match advise.advice {
-        Advice::PageOut => {
-            // An error is that of a program that is going away.
-            let _ = pager.refresh(&session.space).and_then(|_| pager.page_out(&session.space, range));
-        }
-        Advice::Cold => pager.make_cold(&session.space, range),
-        Advice::Exclude => return pager.exclude(&session.space, range),
-        Advice::Replaced => return pager.forget_replaced(&session.space),
-    }
-    true
 }

@@ -9,12 +9,11 @@
 
 use std::collections::HashMap;
 use std::os::fd::AsRawFd;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
-use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
-use uzswap_proto::Advise;
 use uzswap_vm::closing;
 use uzswap_vm::log::log;
 use uzswap_vm::sys::epoll::Epoll;
@@ -22,8 +21,8 @@ use uzswap_vm::sys::link::{Link, Listener, Peer, peer};
 use uzswap_vm::sys::thread;
 use uzswap_vm::visit;
 
+use crate::advice::Questions;
 use crate::descriptors;
-use crate::quota::Ticket;
 use crate::sessions::{Call, Caller, Session, Sessions};
 use crate::silent::Silent;
 use crate::unmanaged;
@@ -34,15 +33,12 @@ const ACCEPTED: usize = 64;
 /// How often to look for connections that have been silent for too long.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// A program's hint, and where the answer goes.
-pub type Question = (Link, Arc<Session>, Advise, Option<Ticket>);
-
 /// The reception of a manager.
 pub struct Reception {
     /// By a name, and by a path where that can be had.
     listeners: Vec<Listener>,
     sessions: Arc<Sessions>,
-    advice: mpsc::Sender<Question>,
+    advice: Arc<Questions>,
     /// The process that stands for the manager.
     front_pid: i32,
     epoll: Epoll,
@@ -73,7 +69,7 @@ impl Reception {
     pub fn new(
         listeners: Vec<Listener>,
         sessions: Arc<Sessions>,
-        advice: mpsc::Sender<Question>,
+        advice: Arc<Questions>,
         front_pid: i32,
     ) -> std::io::Result<Reception> {
         let silent = Silent::new(descriptors::limit());
@@ -209,8 +205,7 @@ impl Reception {
             Call::Later(Caller::Silent(link)) => self.wait_for_silent(link),
             Call::Later(caller) => self.wait_for(Source::Caller(caller)),
             Call::Joined(session) => self.wait_for(Source::Program(session)),
-            // The advice thread runs as long as the manager.
-            Call::Asked(link, session, advise, ticket) => drop(self.advice.send((link, session, advise, ticket))),
+            Call::Asked(link, session, advise, ticket) => self.advice.add(link, session, &advise, ticket),
             Call::Unmanaged(tenant, process, why) => {
                 unmanaged::report(&tenant, process.as_ref(), &why, self.front_pid);
             }

@@ -196,40 +196,41 @@ impl Pager {
         self.evict_runs(space, worker, &std::mem::take(runs), spare_hot)
     }
 
-    /// Moves all of `range` out and into the engine, now.
-    pub fn page_out(&self, space: &Space, range: Range) -> io::Result<Progress> {
+    /// Moves all of `range` out and into the engine, now. Breaks off after `end`; returns what is left of the range then.
+    pub fn page_out(&self, space: &Space, range: Range, end: Instant) -> io::Result<Option<Range>> {
         let _visit = space.visit();
-        let mut total = Progress::default();
         self.keep_exit_words(space, true);
         let parts = space.lock().registered.within(range);
         for part in parts {
             {
                 // A page that is being moved out is found once the worker has answered.
                 let _conversation = space.conversation.lock();
-                let Some(worker) = self.resume(space) else { return Ok(total) };
+                let Some(worker) = self.resume(space) else { return Ok(None) };
                 self.drop_guarded(space, &mut space.lock(), &worker, part);
             }
             let mut at = part.start;
             while at < part.end {
                 // What would only be moved out to be put back stays where it is.
                 if self.engine.swap_room(space.account().group(), 1) == 0 {
-                    return Ok(total);
+                    return Ok(None);
                 }
                 {
                     let _conversation = space.conversation.lock();
-                    let Some(worker) = self.resume(space) else { return Ok(total) };
+                    let Some(worker) = self.resume(space) else { return Ok(None) };
                     space.lock().settle_removals(Range::new(at, part.end));
                     let present = self.present(space, &worker, Range::new(at, part.end), EVICT_PAGES)?;
                     at = present.end;
-                    let Some(staged) = self.evict_runs(space, &worker, &present.runs, false)? else { return Ok(total) };
-                    total.staged += staged;
+                    if self.evict_runs(space, &worker, &present.runs, false)?.is_none() {
+                        return Ok(None);
+                    }
                 }
-                let progress = self.store_oldest(space, 0, true)?;
-                total.stored += progress.stored;
-                total.refused += progress.refused;
+                self.store_oldest(space, 0, true)?;
+                if Instant::now() > end {
+                    return Ok(Some(Range::new(at, range.end)));
+                }
             }
         }
-        Ok(total)
+        Ok(None)
     }
 
     /// Makes what is in `range` the first that reclaim takes.

@@ -15,6 +15,7 @@
 //! | [`visit`] | which thread is busy with which address space, and whether it makes progress |
 //! | [`owner`] | what one user's processes may cost another's |
 //! | `exit_words` | what the kernel needs when a thread ends |
+//! | [`user_queue`] | whose turn it is, of users that wait for one thread |
 //! | `removal` | what is about to be discarded |
 //! | `huge` | huge pages that were |
 //! | `epoch` | the order of events |
@@ -38,7 +39,7 @@ mod heirs;
 mod noisy;
 mod release;
 mod tied;
-mod user_queue;
+pub mod user_queue;
 mod watched;
 
 mod heat;

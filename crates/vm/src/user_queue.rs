@@ -2,13 +2,14 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
+use std::time::Duration;
 
 use parking_lot::{Condvar, Mutex};
 
 use crate::owner::Owner;
 
 /// Holds items of users, in the order of their turns. The items of a user keep their order.
-pub(crate) struct UserQueue<T> {
+pub struct UserQueue<T> {
     users: Mutex<VecDeque<(Arc<Owner>, VecDeque<T>)>>,
     more: Condvar,
 }
@@ -47,6 +48,14 @@ impl<T> UserQueue<T> {
         let mut users = self.users.lock();
         if users.is_empty() {
             self.more.wait(&mut users);
+        }
+    }
+
+    /// As [`wait`](Self::wait), for `patience` at most.
+    pub fn wait_for(&self, patience: Duration) {
+        let mut users = self.users.lock();
+        if users.is_empty() {
+            self.more.wait_for(&mut users, patience);
         }
     }
 
