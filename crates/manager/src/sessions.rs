@@ -133,12 +133,11 @@ impl Session {
         self.refreshes[1].fetch_max(request, Relaxed);
     }
 
-    /// Notes how long it took to register the mappings, whatever it came to.
-    pub fn note_refresh_time(&self, took: Duration) {
-        /// What takes longer is done less often: one in so many parts of the time is spent on it.
-        const LONG: Duration = Duration::from_millis(5);
+    /// Notes how much of a processor it took to register the mappings. It is next done when no more than one in so many parts of the time
+    /// will have been spent on it.
+    pub fn note_refresh_cost(&self, cost: Duration) {
         const SHARE: u32 = 5;
-        *self.refresh_at.lock() = (took > LONG).then(|| Instant::now() + took * (SHARE - 1));
+        *self.refresh_at.lock() = Some(Instant::now() + cost * (SHARE - 1));
     }
 
     /// Returns whether the mappings may be registered again by now.

@@ -8,8 +8,8 @@
 //!    (strace) lets its process go on within microseconds, and reads memory by `process_vm_readv`, which waits for
 //!    userfaults. Held for its sake, the process would have no limit. Nor does a stop count while the tracer, a process of
 //!    the job, waits for memory itself or is held by the brake: if its process were held in then, neither could go on.
-//! 3. The process is held in: all of its pages are brought back, and none is evicted. What was brought back for that is not
-//!    charged: otherwise a debugger would drive the group over its limit, and its process to an OOM kill.
+//! 3. The process is held in: all of its pages are brought back, and none is evicted. The tracer does not run meanwhile, if it may be held.
+//!    What was brought back is not charged: otherwise a debugger would drive the group over its limit, and its process to an OOM kill.
 //! 4. It is let go when its tracer has left; if all its stops were short, already [`GRACE`] after the last of them; and, while it
 //!    runs, as soon as its group is short of memory. So the limit holds for a process that grows under a debugger.
 //! 5. A process that dumps core is held in, too. The kernel writes the dump faster than pages come back, so pages may be missing
@@ -25,14 +25,20 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 use uzswap_engine::PAGE_SIZE;
 use uzswap_vm::pager::Pager;
+use uzswap_vm::sys::ptrace::Held;
+use uzswap_vm::sys::threads::Threads;
 use uzswap_vm::sys::{memory, thread};
-use uzswap_vm::visit;
+use uzswap_vm::visit::{self, Visit};
 
 use crate::sessions::{Session, Sessions};
 
 /// How often to look, and the part of a processor that looking may take: one in so many.
 const PAUSE: Duration = Duration::from_millis(10);
 const SHARE: u32 = 256;
+
+/// The same while a process is in a tracing stop that may be that of a debugger.
+const SHORT_PAUSE: Duration = Duration::from_millis(1);
+const LARGE_SHARE: u32 = 16;
 
 /// The most that is read of a status, which has some 1,500 bytes.
 const STATUS_LEN: usize = 4096;
@@ -55,6 +61,9 @@ const COUNT_INTERVAL: Duration = Duration::from_millis(100);
 
 /// How long to wait for the parent of a process that has ended.
 const PARENT_PATIENCE: Duration = Duration::from_secs(2);
+
+/// How long to wait for a tracer to stop, so that it can be let go.
+const TRACER_PATIENCE: Duration = Duration::from_millis(100);
 
 /// How long the end of the manager waits for the thread that looks.
 const LOOK_BACK_PATIENCE: Duration = Duration::from_millis(200);
@@ -82,7 +91,7 @@ struct Known {
     session: Arc<Session>,
     /// The tracing stop that it was in at the last look, and since when.
     stop: Option<(Stop, Instant)>,
-    held: Option<Held>,
+    held: Option<HeldIn>,
     /// A debugger was refused for want of memory, and this was said.
     refused: bool,
     /// The pages that were away, when last counted.
@@ -93,8 +102,18 @@ struct Known {
     ended: Option<Instant>,
 }
 
+/// What a look has found.
+enum Seen {
+    /// Nothing was evicted from any process.
+    Nothing,
+    /// Something was evicted.
+    Evicted,
+    /// A process is in a tracing stop in which it was not seen before.
+    Stop,
+}
+
 /// A process that is held in.
-struct Held {
+struct HeldIn {
     last_stop: Instant,
     /// Until the tracer leaves.
     lasting: bool,
@@ -124,11 +143,17 @@ impl Tracing {
 
     /// Looks until told to stop, or replaced.
     pub fn run(&self, stop: &AtomicBool) {
+        // A debugger may be about to read.
+        let _ = thread::ask_for_short_slices();
         let traced = Arc::new(Mutex::new(Traced::new(self.pager.clone(), self.sessions.clone())));
         *self.current.lock() = Some(traced.clone());
         while !stop.load(Relaxed) && !visit::is_surplus() {
             let start = thread::processor_time();
-            let (pause, share) = if traced.lock().look() { (PAUSE, SHARE) } else { (IDLE_PAUSE, IDLE_SHARE) };
+            let (pause, share) = match traced.lock().look() {
+                Seen::Nothing => (IDLE_PAUSE, IDLE_SHARE),
+                Seen::Evicted => (PAUSE, SHARE),
+                Seen::Stop => (SHORT_PAUSE, LARGE_SHARE),
+            };
             let taken = thread::processor_time() - start;
             // What takes long is not the look, but to bring pages back.
             std::thread::sleep(pause.max((taken * (share - 1)).min(LONGEST_PAUSE)));
@@ -151,14 +176,14 @@ impl Traced {
     fn new(pager: Arc<Pager>, sessions: Arc<Sessions>) -> Traced {
         let held = sessions.all().into_iter().filter(|session| session.space.is_held_in());
         let known = held.map(|session| {
-            let held = Some(Held { last_stop: Instant::now(), lasting: false });
+            let held = Some(HeldIn { last_stop: Instant::now(), lasting: false });
             (session.id, Known { held, ..Known::new(session) })
         });
         Traced { known: known.collect(), pager, sessions }
     }
 
-    /// Looks at all processes; tells whether there is one that something was evicted from.
-    fn look(&mut self) -> bool {
+    /// Looks at all processes.
+    fn look(&mut self) -> Seen {
         let live = self.sessions.all();
         let ids: HashSet<u64> = live.iter().map(|session| session.id).collect();
         for session in live {
@@ -172,7 +197,13 @@ impl Traced {
             }
             known.look_back()
         });
-        self.known.values().any(|known| known.session.space.is_tied())
+        if self.known.values().any(|known| known.stop.is_some() && known.held.is_none()) {
+            Seen::Stop
+        } else if self.known.values().any(|known| known.session.space.is_tied()) {
+            Seen::Evicted
+        } else {
+            Seen::Nothing
+        }
     }
 }
 
@@ -211,7 +242,7 @@ impl Known {
             _ => {
                 self.stop = counts.then(|| (stop, Instant::now()));
                 let is_short = self.session.charge().path().any(|charge| charge.excess() > 0);
-                let over = |held: &Held| is_short || !held.lasting && held.last_stop.elapsed() > GRACE;
+                let over = |held: &HeldIn| is_short || !held.lasting && held.last_stop.elapsed() > GRACE;
                 if self.held.as_ref().is_some_and(over) {
                     self.let_go(pager);
                 }
@@ -228,8 +259,17 @@ impl Known {
         held.lasting |= long;
         // What is late is asked for again at the next look.
         if pager.pages_away(&self.session.space) > 0 {
+            let tracer = self.hold_tracer(tracer);
             pager.bring_back_space(&self.session.space);
+            let_go(tracer);
         }
+    }
+
+    /// Holds the threads of a tracer that run: they may be about to read.
+    fn hold_tracer(&self, tracer: i32) -> Held {
+        let _visit = Visit::of_process(tracer, &self.session.tenant.owner);
+        // It may have ended.
+        Threads::open(tracer).map_or_else(|_| Held::default(), |threads| Held::hold(&threads))
     }
 
     /// Whether there is memory to bring all back; says so once if not.
@@ -251,10 +291,10 @@ impl Known {
         false
     }
 
-    fn hold(&mut self, pager: &Pager) -> &mut Held {
+    fn hold(&mut self, pager: &Pager) -> &mut HeldIn {
         self.held.get_or_insert_with(|| {
             pager.hold_in(&self.session.space, true);
-            Held { last_stop: Instant::now(), lasting: false }
+            HeldIn { last_stop: Instant::now(), lasting: false }
         })
     }
 
@@ -296,6 +336,15 @@ impl Known {
                 (away * PAGE_SIZE) as f64 / f64::from(1 << 20)
             ));
         }
+    }
+}
+
+/// Lets the threads go, each as soon as it has stopped.
+fn let_go(mut threads: Held) {
+    let start = Instant::now();
+    while !threads.is_empty() && start.elapsed() < TRACER_PATIENCE {
+        threads.let_go();
+        std::thread::yield_now();
     }
 }
 

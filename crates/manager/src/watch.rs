@@ -214,12 +214,14 @@ impl Watch {
         if session.space.is_shunned() || !session.may_be_refreshed() {
             return;
         }
-        let (asked, begun) = (session.refreshes_asked(), Instant::now());
+        let (asked, begun) = (session.refreshes_asked(), thread::processor_time());
         // Fails only for a process that is going away.
         if self.pager.refresh(&session.space).unwrap_or(true) {
             session.note_refresh(asked);
         }
-        session.note_refresh_time(begun.elapsed());
+        if session.space.is_noisy() {
+            session.note_refresh_cost(thread::processor_time() - begun);
+        }
     }
 
     /// Measures every process, and enters it into the accounts: unless a later measurement has been entered meanwhile, by a
