@@ -166,6 +166,45 @@ def mapping_storm(context: Context, test):
     yield check("mapping-storm: the daemon ends", unless(outcome.status == 0, complaint(outcome)), *daemon.is_gone())
 
 
+# Moves each process whose number it reads to the user's other group; prints how many could be, and why the last one could not.
+MOVES = """
+import socket, struct, sys
+door = socket.socket(socket.AF_UNIX)
+door.connect(sys.argv[1])
+path, moved, why = b"cgroup/own/cgroup.procs", 0, ""
+for pid in sys.stdin.read().split():
+    door.sendall(b"uz\\x01\\x02" + struct.pack("=HH", len(path), len(pid)) + path + pid.encode())
+    answer = door.recv(4096)
+    moved += b"permitted" not in answer
+    why = answer[8:].decode(errors="replace") if b"permitted" in answer else why
+print(moved, why)
+"""
+
+
+@test("moved-crowd", 60, beside=True)
+def moved_crowd(context: Context, test):
+    """A user that moves hundreds of unmanaged processes leaves descriptors to the jobs of others."""
+    need_root()
+    daemon = Daemon(context, "--socket-mode", "0666", prefix=["prlimit", "--nofile=800"])
+    os.chmod(os.path.dirname(daemon.socket), 0o755)
+    daemon.ask("mkdir", "own", prefix=NOBODY)
+    crowd = daemon.start(["sh", "-c", f"for i in $(seq 900); do {context.program('hello', '-static')} 20 >/dev/null & done; wait"], "--memory-max", "64M", "--quiet",
+                         prefix=NOBODY)
+    sleepers = lambda: [str(pid) for pid in crowd.survivors() if harness.comm(pid).startswith("hello")]
+    wait_until(lambda: len(sleepers()) == 900, 20)
+    pids = " ".join(sleepers())
+    moves = subprocess.run([*NOBODY, "python3", "-c", MOVES, daemon.socket], input=pids, capture_output=True, text=True, timeout=30)
+    moved, _, why = moves.stdout.partition(" ")
+    good = daemon.memory("--memory-max", "32M")
+    touched = touches(good, 64)
+    yield check(f"moved-crowd: {moved} of {len(pids.split())}", unless(50 <= int(moved or 0) < 200, f"{moves}"), unless("too many" in why, why),
+                unless(len(pids.split()) > 800, "there is no crowd"))
+    yield check("moved-crowd: another job joins and is under its limit", unless(touched, "nothing was touched"), whole(good.end()))
+    crowd.kill()
+    outcome = daemon.end()
+    yield check("moved-crowd: the daemon ends", unless(outcome.status == 0, complaint(outcome)), *daemon.is_gone())
+
+
 # Has a part of its memory wiped on fork each time that it reads a line, by libc's madvise, which waits for the manager.
 WIPES = """
 import ctypes, mmap, sys, time

@@ -259,9 +259,7 @@ impl Machine for JobMachine {
     fn move_process(&self, pid: i32, group: GroupId) -> Result<(), Error> {
         let charge = self.charge(group)?;
         let was_frozen = self.sessions.of_pid(pid).is_some_and(|session| is_frozen(&session.charge()));
-        if !self.sessions.move_process(pid, &charge) {
-            return Err(Error::NoProcess);
-        }
+        self.sessions.move_process(pid, &charge)?;
         if let Some(session) = self.sessions.of_pid(pid).filter(|_| was_frozen && !is_frozen(&charge)) {
             self.let_fronts_go_on(&charge, vec![session.tenant.clone()]);
         }

@@ -36,7 +36,7 @@ use uzswap_vm::sys::uffd::Uffd;
 use uzswap_vm::visit::Visit;
 
 use crate::charge::Charge;
-use crate::control::GroupId;
+use crate::control::{Error, GroupId};
 use crate::descriptors;
 use crate::groups::Groups;
 use crate::jobs::{Jobs, Tenant};
@@ -235,14 +235,31 @@ pub struct Sessions {
     greeted: Arc<Quota>,
     /// Connections that wait for a hint to be followed.
     asking: Arc<Quota>,
+    /// Processes that were moved and have no session.
+    moved: Arc<Quota>,
 }
 
 #[derive(Debug, Default)]
 struct List {
     next: u64,
     by_pid: HashMap<i32, Arc<Session>>,
-    /// Where processes without a session were moved to.
-    moved: HashMap<i32, (PidFd, Arc<Charge>)>,
+    /// The processes without a session that are not in the group that they would be in as heirs.
+    moved: HashMap<i32, Moved>,
+}
+
+/// Where a process without a session was moved to.
+#[derive(Debug)]
+struct Moved {
+    process: PidFd,
+    charge: Arc<Charge>,
+    _ticket: Option<Ticket>,
+}
+
+impl List {
+    /// Where a living process was moved to.
+    fn moved(&self, pid: i32) -> Option<Arc<Charge>> {
+        self.moved.get(&pid).filter(|moved| !moved.process.has_ended()).map(|moved| moved.charge.clone())
+    }
 }
 
 impl Sessions {
@@ -252,8 +269,8 @@ impl Sessions {
         let device = File::options().read(true).write(true).open("/dev/userfaultfd").ok();
         let greeting = greeting(agent.as_os_str().as_bytes());
         let (list, released, swept) = (RwLock::default(), AtomicBool::new(false), AtomicU64::new(0));
-        let [greeted, asking] = [(); 2].map(|()| Quota::of_connections(descriptors::limit()));
-        Sessions { jobs, greeting, device, pager, groups, list, released, swept, greeted, asking }
+        let [greeted, asking, moved] = [(); 3].map(|()| Quota::of_connections(descriptors::limit()));
+        Sessions { jobs, greeting, device, pager, groups, list, released, swept, greeted, asking, moved }
     }
 
     /// As [`Sessions::new`], with so many connections of a user that are greeted at once.
@@ -300,8 +317,7 @@ impl Sessions {
         if let Some(session) = list.by_pid.get(&pid) {
             return (Some(session.charge()), true);
         }
-        let moved = list.moved.get(&pid).filter(|(pidfd, _)| !pidfd.has_ended());
-        (moved.map(|(_, charge)| charge.clone()), false)
+        (list.moved(pid), false)
     }
 
     /// The session whose memory is `space`.
@@ -435,7 +451,7 @@ impl Sessions {
         }
         let mut list = self.list.write();
         // It may have been moved since it was asked whose heir it is.
-        let moved = list.moved.remove(&pid).map(|(_, charge)| charge);
+        let moved = list.moved.remove(&pid).map(|moved| moved.charge);
         let before = list.by_pid.get(&pid).filter(|session| !session.pidfd.has_ended()).map(|session| session.charge());
         let charge = moved.or(before).unwrap_or_else(|| self.groups.of_engine(space.account().group()));
         list.next += 1;
@@ -483,9 +499,8 @@ impl Sessions {
         let ancestors = ancestors(pid).take_while(|pid| *pid != tenant.front_pid);
         let family = Kinship::of(pid).map(|kin| [kin.group, kin.session]).into_iter().flatten();
         let known = ancestors.chain(family).find_map(|pid| {
-            let moved = list.moved.get(&pid).filter(|(pidfd, _)| !pidfd.has_ended());
             let session = || list.by_pid.get(&pid).filter(|session| session.tenant.job == tenant.job);
-            moved.map(|(_, charge)| charge.clone()).or_else(|| Some(session()?.charge()))
+            list.moved(pid).or_else(|| Some(session()?.charge()))
         });
         // A group that was removed meanwhile had no processes any more.
         let living = |charge: Arc<Charge>| self.groups.get(charge.id);
@@ -495,29 +510,33 @@ impl Sessions {
     /// The living processes that were moved to a group and have no session yet.
     pub fn moved_to(&self, group: GroupId) -> Vec<i32> {
         let list = self.list.read();
-        let moved = list.moved.iter().filter(|(_, (pidfd, charge))| charge.id == group && !pidfd.has_ended());
+        let moved = list.moved.iter().filter(|(_, moved)| moved.charge.id == group && !moved.process.has_ended());
         moved.map(|(pid, _)| *pid).collect()
     }
 
     /// The account of a process; None if it is of no job.
     pub fn charge_of(&self, pid: i32) -> Option<Arc<Charge>> {
         let list = self.list.read();
-        let moved = || list.moved.get(&pid).filter(|(pidfd, _)| !pidfd.has_ended()).map(|(_, charge)| charge.clone());
-        let known = list.by_pid.get(&pid).map(|session| session.charge()).or_else(moved);
+        let known = list.by_pid.get(&pid).map(|session| session.charge()).or_else(|| list.moved(pid));
         drop(list);
         let tenant = || self.jobs.of_descendant(ancestors(pid).skip(1));
         known.or_else(|| Some(self.heir_of(&*tenant()?, pid)))
     }
 
-    /// Moves a process of a job to another group: from now on that pays. False if there is no such process.
-    pub fn move_process(&self, pid: i32, charge: &Arc<Charge>) -> bool {
+    /// Moves a process of a job to another group: from now on that pays.
+    ///
+    /// # Errors
+    /// There is no such process, or it has no session and its user has moved too many of that kind.
+    pub fn move_process(&self, pid: i32, charge: &Arc<Charge>) -> Result<(), Error> {
         self.leave_children(pid);
         let mut list = self.list.write();
         let Some(session) = list.by_pid.get(&pid) else {
-            let pidfd = PidFd::open(pid).ok().filter(|_| self.jobs.of_descendant(ancestors(pid).skip(1)).is_some());
-            let known = pidfd.is_some();
-            list.moved.extend(pidfd.map(|pidfd| (pid, (pidfd, charge.clone()))));
-            return known;
+            let process = PidFd::open(pid).map_err(|_| Error::NoProcess)?;
+            let tenant = self.jobs.of_descendant(ancestors(pid).skip(1)).ok_or(Error::NoProcess)?;
+            return match self.note_moved(&mut list, &tenant, process, pid, charge.clone()) {
+                true => Ok(()),
+                false => Err(Error::NotPermitted("too many unmanaged processes of this user have been moved")),
+            };
         };
         let before = std::mem::replace(&mut *session.charge.write(), charge.clone());
         self.groups.watch_bell.ring();
@@ -526,6 +545,14 @@ impl Sessions {
         if frozen(&before) != frozen(charge) {
             session.stop_or_go_on();
         }
+        Ok(())
+    }
+
+    /// Notes where a process without a session was moved to. False if its user has too many of them: each takes a descriptor.
+    fn note_moved(&self, list: &mut List, tenant: &Tenant, process: PidFd, pid: i32, charge: Arc<Charge>) -> bool {
+        list.moved.remove(&pid);
+        let Ok(_ticket) = counted(tenant, &self.moved) else { return false };
+        list.moved.insert(pid, Moved { process, charge, _ticket });
         true
     }
 
@@ -533,12 +560,13 @@ impl Sessions {
     /// where it is then.
     fn leave_children(&self, pid: i32) {
         let Some(charge) = self.charge_of(pid) else { return };
+        let Some(tenant) = self.jobs.of_descendant(ancestors(pid).skip(1)) else { return };
         for child in children(pid) {
-            let Ok(pidfd) = PidFd::open(child) else { continue };
+            let Ok(process) = PidFd::open(child) else { continue };
             let mut list = self.list.write();
-            let was_moved = list.moved.get(&child).is_some_and(|(pidfd, _)| !pidfd.has_ended());
-            if !was_moved && !list.by_pid.contains_key(&child) {
-                list.moved.insert(child, (pidfd, charge.clone()));
+            let is_known = list.moved(child).is_some() || list.by_pid.contains_key(&child);
+            if !is_known && !self.note_moved(&mut list, &tenant, process, child, charge.clone()) {
+                return;
             }
         }
     }
@@ -559,7 +587,7 @@ impl Sessions {
                 self.end(session);
             }
         }
-        self.list.write().moved.retain(|_, (pidfd, _)| !pidfd.has_ended());
+        self.list.write().moved.retain(|_, moved| !moved.process.has_ended());
     }
 
     /// Ends a session.
@@ -568,8 +596,9 @@ impl Sessions {
         if list.by_pid.get(&session.pid).is_some_and(|current| current.id == session.id) {
             list.by_pid.remove(&session.pid);
             // It executes another program, which is in the same group when it joins, if it does.
-            let lives = PidFd::open(session.pid).ok().filter(|_| !session.pidfd.has_ended());
-            list.moved.extend(lives.map(|pidfd| (session.pid, (pidfd, session.charge()))));
+            if let Some(process) = PidFd::open(session.pid).ok().filter(|_| !session.pidfd.has_ended()) {
+                self.note_moved(&mut list, &session.tenant, process, session.pid, session.charge());
+            }
         }
         drop(list);
         self.pager.dismiss(&session.space);
