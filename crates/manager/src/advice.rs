@@ -77,7 +77,7 @@ impl Questions {
                 Advice::PageOut => {
                     // An error is that of a program that is going away.
                     if !std::mem::replace(&mut question.begun, true) {
-                        let _ = pager.refresh(space);
+                        let _ = question.session.refresh_at_once(pager);
                     }
                     if let Ok(Some(left)) = pager.page_out(space, question.range, Instant::now() + TURN) {
                         question.range = left;

@@ -76,7 +76,7 @@ impl JobMachine {
         }
         if let Some(session) = self.wait_for_session(pid).filter(|session| !session.space.is_shunned()) {
             // An error is that of a process that is going away.
-            let _ = self.taker.pager.refresh(&session.space);
+            let _ = session.refresh_at_once(&self.taker.pager);
         }
         let mut failures = 0;
         while failures < MOST_FAILURES {
@@ -323,7 +323,7 @@ impl Machine for JobMachine {
             let concerned = |session: &Session| session.charge().is_below(group) && !session.space.is_shunned();
             for (session, _) in sessions.iter().filter(|(session, _)| concerned(session)) {
                 // An error is that of a process that is going away.
-                let _ = self.taker.pager.refresh(&session.space);
+                let _ = session.refresh(&self.taker.pager);
             }
             let pages = (bytes - reclaimed).div_ceil(PAGE_SIZE as u64) as usize;
             let mut freed = self.taker.step(&charge, &sessions, pages, true) as u64 * PAGE_SIZE as u64;

@@ -43,8 +43,8 @@ const REFUSAL_COUNTS: Duration = Duration::from_millis(200);
 /// How long workers of processes that are not protected may be late with their answers before groups below `memory.low` give way.
 const LATE_PATIENCE: Duration = Duration::from_secs(1);
 
-/// How long reclaim may come to nothing, with somebody waiting, before a process is killed; and how long if there was never time to look at
-/// all that could be taken.
+/// How long reclaim may come to nothing, with a thread waiting, before a process is killed; and how long if it could not look at all that
+/// could be taken.
 const OOM_PATIENCE: Duration = Duration::from_secs(2);
 const OOM_PATIENCE_IN_PARTS: Duration = Duration::from_secs(20);
 
@@ -243,13 +243,13 @@ impl Reclaimer {
         if (freed > 0 && !squeezed) || shrinking || !in_need {
             need.fruitless_since = None;
         } else {
-            let patience = if step.is_broken_off { OOM_PATIENCE_IN_PARTS } else { OOM_PATIENCE };
+            let patience = if step.is_in_parts { OOM_PATIENCE_IN_PARTS } else { OOM_PATIENCE };
             if need.fruitless_since.get_or_insert_with(Instant::now).elapsed() > patience {
                 need.fruitless_since = None;
                 self.kill_largest(charge, sessions);
             }
         }
-        freed > 0 || step.is_broken_off
+        freed > 0 || step.is_broken_off && step.moved > 0
     }
 
     /// Has the pool shrunk in proportion: of each group, by as large a part as was looked at of its programs' memory.
@@ -389,7 +389,8 @@ impl Taker {
                 group.count(|events| &events.low);
             }
             let others = self.step_through(charge, &low, task);
-            step = Step { able: step.able || others.able, ..others };
+            step =
+                Step { able: step.able || others.able, is_in_parts: step.is_in_parts || others.is_in_parts, ..others };
         }
         charge.set_exhausted(!step.able && !step.is_broken_off && free.len() + low.len() > 0);
         if step.freed > 0 {
@@ -425,7 +426,12 @@ impl Taker {
             return step;
         }
         let rest = self.step_evenly(charge, &others, task);
-        Step { able: step.able || rest.able, late: step.late || rest.late, ..rest }
+        Step {
+            able: step.able || rest.able,
+            late: step.late || rest.late,
+            is_in_parts: step.is_in_parts || rest.is_in_parts,
+            ..rest
+        }
     }
 
     /// Goes through the larger half of the processes, from where the last step broke off, and through the others until something is freed.
@@ -446,11 +452,13 @@ impl Taker {
             if task.end.is_some_and(|end| Instant::now() > end) {
                 charge.resume.store(session.id, Relaxed);
                 step.is_broken_off = true;
+                step.is_in_parts = true;
                 break;
             }
             let room = self.groups.swap_room(&session.charge(), want);
             step.able |= room > 0;
             if session.space.is_busy() {
+                step.is_in_parts = true;
                 step.late = true;
                 continue;
             }
@@ -460,6 +468,7 @@ impl Taker {
                 let progress = self.pager.evict(&session.space, room, end).unwrap_or_default();
                 step.moved += progress.staged;
                 step.is_broken_off |= progress.broken_off;
+                step.is_in_parts |= progress.broken_off;
             }
             // Without room, what waits in the staging area goes back.
             let keep = if task.hurry || room == 0 { 0 } else { staging_pages(charge) / sessions.len() };
@@ -511,6 +520,8 @@ struct Step {
     late: bool,
     /// There was no time for all processes.
     is_broken_off: bool,
+    /// Not all that could be taken was looked at: there was no time, or another thread had the locks.
+    is_in_parts: bool,
 }
 
 impl Step {

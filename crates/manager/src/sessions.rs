@@ -31,6 +31,7 @@ use uzswap_vm::range::Range;
 use uzswap_vm::space::{Space, Worker};
 use uzswap_vm::sys::link::{Link, Received, is_pidfd, is_userfaultfd, peer_handle};
 use uzswap_vm::sys::process::{Kinship, Memory, Pagemap, PidFd, children, share_memory};
+use uzswap_vm::sys::thread;
 use uzswap_vm::sys::threads::Threads;
 use uzswap_vm::sys::uffd::Uffd;
 use uzswap_vm::visit::Visit;
@@ -140,6 +141,34 @@ impl Session {
         *self.refresh_at.lock() = Some(Instant::now() + cost * (SHARE - 1));
     }
 
+    /// Registers what the process has mapped. False if that is to be done again: the worker is late, it was done a moment ago at a high cost, or
+    /// the address space has just become noisy.
+    ///
+    /// # Errors
+    /// The process is going away.
+    pub fn refresh(&self, pager: &Pager) -> std::io::Result<bool> {
+        if !self.may_be_refreshed() {
+            return Ok(false);
+        }
+        let (asked, begun) = (self.refreshes_asked(), thread::processor_time());
+        let done = pager.refresh(&self.space);
+        if *done.as_ref().unwrap_or(&true) {
+            self.note_refresh(asked);
+        }
+        if self.space.is_noisy() {
+            self.note_refresh_cost(thread::processor_time().saturating_sub(begun));
+        }
+        done
+    }
+
+    /// As [`refresh`](Self::refresh), also for an address space that becomes noisy by it: another user's jobs may wait for the calling thread.
+    pub fn refresh_at_once(&self, pager: &Pager) -> std::io::Result<bool> {
+        match self.refresh(pager) {
+            Ok(false) => self.refresh(pager),
+            done => done,
+        }
+    }
+
     /// Returns whether the mappings may be registered again by now.
     pub fn may_be_refreshed(&self) -> bool {
         self.refresh_at.try_lock().is_some_and(|at| at.is_none_or(|at| at <= Instant::now()))
@@ -245,20 +274,58 @@ struct List {
     by_pid: HashMap<i32, Arc<Session>>,
     /// The processes without a session that are not in the group that they would be in as heirs.
     moved: HashMap<i32, Moved>,
+    /// The last of them, known by its number, that was looked at by a sweep.
+    swept: i32,
 }
 
 /// Where a process without a session was moved to.
 #[derive(Debug)]
 struct Moved {
-    process: PidFd,
+    process: MovedProcess,
     charge: Arc<Charge>,
-    _ticket: Option<Ticket>,
+}
+
+/// How a process that was moved is known. A descriptor for each could be all that the manager has: so a user has some, and further ones are
+/// known by when they started.
+#[derive(Debug)]
+enum MovedProcess {
+    Handle { process: PidFd, _ticket: Option<Ticket> },
+    Number { pid: i32, started: u64 },
+}
+
+impl MovedProcess {
+    fn has_ended(&self) -> bool {
+        match self {
+            MovedProcess::Handle { process, .. } => process.has_ended(),
+            MovedProcess::Number { pid, started } => Kinship::of(*pid).is_none_or(|now| now.started != *started),
+        }
+    }
 }
 
 impl List {
     /// Where a living process was moved to.
     fn moved(&self, pid: i32) -> Option<Arc<Charge>> {
         self.moved.get(&pid).filter(|moved| !moved.process.has_ended()).map(|moved| moved.charge.clone())
+    }
+
+    /// Forgets those that have ended of the next few that are known by their numbers, and of all others.
+    fn forget_ended(&mut self) {
+        const SOME: usize = 64;
+        let mut numbers: Vec<i32> =
+            self.moved.iter().filter(|(_, moved)| moved.is_known_by_number()).map(|(pid, _)| *pid).collect();
+        numbers.sort_unstable();
+        let start = numbers.partition_point(|pid| *pid <= self.swept);
+        let next = &numbers[start..numbers.len().min(start + SOME)];
+        self.swept = next.last().copied().unwrap_or(0);
+        self.moved.retain(|pid, moved| {
+            (moved.is_known_by_number() && next.binary_search(pid).is_err()) || !moved.process.has_ended()
+        });
+    }
+}
+
+impl Moved {
+    fn is_known_by_number(&self) -> bool {
+        matches!(self.process, MovedProcess::Number { .. })
     }
 }
 
@@ -526,17 +593,15 @@ impl Sessions {
     /// Moves a process of a job to another group: from now on that pays.
     ///
     /// # Errors
-    /// There is no such process, or it has no session and its user has moved too many of that kind.
+    /// There is no such process.
     pub fn move_process(&self, pid: i32, charge: &Arc<Charge>) -> Result<(), Error> {
         self.leave_children(pid);
         let mut list = self.list.write();
         let Some(session) = list.by_pid.get(&pid) else {
             let process = PidFd::open(pid).map_err(|_| Error::NoProcess)?;
             let tenant = self.jobs.of_descendant(ancestors(pid).skip(1)).ok_or(Error::NoProcess)?;
-            return match self.note_moved(&mut list, &tenant, process, pid, charge.clone()) {
-                true => Ok(()),
-                false => Err(Error::NotPermitted("too many unmanaged processes of this user have been moved")),
-            };
+            self.note_moved(&mut list, &tenant, process, pid, charge.clone());
+            return Ok(());
         };
         let before = std::mem::replace(&mut *session.charge.write(), charge.clone());
         self.groups.watch_bell.ring();
@@ -548,12 +613,18 @@ impl Sessions {
         Ok(())
     }
 
-    /// Notes where a process without a session was moved to. False if its user has too many of them: each takes a descriptor.
-    fn note_moved(&self, list: &mut List, tenant: &Tenant, process: PidFd, pid: i32, charge: Arc<Charge>) -> bool {
+    /// Notes where a process without a session was moved to.
+    fn note_moved(&self, list: &mut List, tenant: &Tenant, handle: PidFd, pid: i32, charge: Arc<Charge>) {
         list.moved.remove(&pid);
-        let Ok(_ticket) = counted(tenant, &self.moved) else { return false };
-        list.moved.insert(pid, Moved { process, charge, _ticket });
-        true
+        let process = match counted(tenant, &self.moved) {
+            Ok(_ticket) => MovedProcess::Handle { process: handle, _ticket },
+            Err(()) => {
+                let started = Kinship::of(pid).map(|now| now.started).filter(|_| !handle.has_ended());
+                let Some(started) = started else { return };
+                MovedProcess::Number { pid, started }
+            }
+        };
+        list.moved.insert(pid, Moved { process, charge });
     }
 
     /// Has the children of a process that have no session yet stay in its group when it leaves: they would be taken for its heirs
@@ -565,8 +636,8 @@ impl Sessions {
             let Ok(process) = PidFd::open(child) else { continue };
             let mut list = self.list.write();
             let is_known = list.moved(child).is_some() || list.by_pid.contains_key(&child);
-            if !is_known && !self.note_moved(&mut list, &tenant, process, child, charge.clone()) {
-                return;
+            if !is_known {
+                self.note_moved(&mut list, &tenant, process, child, charge.clone());
             }
         }
     }
@@ -587,7 +658,7 @@ impl Sessions {
                 self.end(session);
             }
         }
-        self.list.write().moved.retain(|_, moved| !moved.process.has_ended());
+        self.list.write().forget_ended();
     }
 
     /// Ends a session.

@@ -3,13 +3,13 @@
 //! The kernel serves no userfault for an access through `/proc/PID/mem` or ptrace: it fails with EIO. It serves none for a thread
 //! that dumps core, either: the page reads as zeros. So the pages have to be back before they are read.
 //!
-//! 1. A thread reads `/proc/PID/status` of every process, every [`PAUSE`].
+//! 1. A thread reads `/proc/PID/status` of every process, every [`PAUSE`]; soon again where it has found a tracing stop.
 //! 2. A process that is found in the same tracing stop twice is being debugged. A tracer that only follows system calls
 //!    (strace) lets its process go on within microseconds, and reads memory by `process_vm_readv`, which waits for
 //!    userfaults. Held for its sake, the process would have no limit. Nor does a stop count while the tracer, a process of
 //!    the job, waits for memory itself or is held by the brake: if its process were held in then, neither could go on.
-//! 3. The process is held in: all of its pages are brought back, and none is evicted. The tracer does not run meanwhile, if it may be held.
-//!    What was brought back is not charged: otherwise a debugger would drive the group over its limit, and its process to an OOM kill.
+//! 3. The process is held in: all of its pages are brought back, and none is evicted. What was brought back for that is not
+//!    charged: otherwise a debugger would drive the group over its limit, and its process to an OOM kill.
 //! 4. It is let go when its tracer has left; if all its stops were short, already [`GRACE`] after the last of them; and, while it
 //!    runs, as soon as its group is short of memory. So the limit holds for a process that grows under a debugger.
 //! 5. A process that dumps core is held in, too. The kernel writes the dump faster than pages come back, so pages may be missing
@@ -25,10 +25,8 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 use uzswap_engine::PAGE_SIZE;
 use uzswap_vm::pager::Pager;
-use uzswap_vm::sys::ptrace::Held;
-use uzswap_vm::sys::threads::Threads;
 use uzswap_vm::sys::{memory, thread};
-use uzswap_vm::visit::{self, Visit};
+use uzswap_vm::visit;
 
 use crate::sessions::{Session, Sessions};
 
@@ -62,9 +60,6 @@ const COUNT_INTERVAL: Duration = Duration::from_millis(100);
 /// How long to wait for the parent of a process that has ended.
 const PARENT_PATIENCE: Duration = Duration::from_secs(2);
 
-/// How long to wait for a tracer to stop, so that it can be let go.
-const TRACER_PATIENCE: Duration = Duration::from_millis(100);
-
 /// How long the end of the manager waits for the thread that looks.
 const LOOK_BACK_PATIENCE: Duration = Duration::from_millis(200);
 
@@ -91,7 +86,7 @@ struct Known {
     session: Arc<Session>,
     /// The tracing stop that it was in at the last look, and since when.
     stop: Option<(Stop, Instant)>,
-    held: Option<HeldIn>,
+    held: Option<Held>,
     /// A debugger was refused for want of memory, and this was said.
     refused: bool,
     /// The pages that were away, when last counted.
@@ -108,12 +103,12 @@ enum Seen {
     Nothing,
     /// Something was evicted.
     Evicted,
-    /// A process is in a tracing stop in which it was not seen before.
+    /// A process has been in a tracing stop for a moment, and is not held in.
     Stop,
 }
 
 /// A process that is held in.
-struct HeldIn {
+struct Held {
     last_stop: Instant,
     /// Until the tracer leaves.
     lasting: bool,
@@ -176,7 +171,7 @@ impl Traced {
     fn new(pager: Arc<Pager>, sessions: Arc<Sessions>) -> Traced {
         let held = sessions.all().into_iter().filter(|session| session.space.is_held_in());
         let known = held.map(|session| {
-            let held = Some(HeldIn { last_stop: Instant::now(), lasting: false });
+            let held = Some(Held { last_stop: Instant::now(), lasting: false });
             (session.id, Known { held, ..Known::new(session) })
         });
         Traced { known: known.collect(), pager, sessions }
@@ -197,7 +192,7 @@ impl Traced {
             }
             known.look_back()
         });
-        if self.known.values().any(|known| known.stop.is_some() && known.held.is_none()) {
+        if self.known.values().any(Known::is_to_be_seen_again) {
             Seen::Stop
         } else if self.known.values().any(|known| known.session.space.is_tied()) {
             Seen::Evicted
@@ -211,6 +206,11 @@ impl Known {
     fn new(session: Arc<Session>) -> Known {
         let (stop, held, refused, away, dumped, ended) = Default::default();
         Known { session, stop, held, refused, away, counted: Instant::now(), dumped, ended }
+    }
+
+    /// Returns whether a second look has to tell soon if a tracing stop is that of a debugger.
+    fn is_to_be_seen_again(&self) -> bool {
+        self.held.is_none() && self.stop.as_ref().is_some_and(|(_, since)| since.elapsed() < PAUSE)
     }
 
     /// Looks at a process that lives.
@@ -242,7 +242,7 @@ impl Known {
             _ => {
                 self.stop = counts.then(|| (stop, Instant::now()));
                 let is_short = self.session.charge().path().any(|charge| charge.excess() > 0);
-                let over = |held: &HeldIn| is_short || !held.lasting && held.last_stop.elapsed() > GRACE;
+                let over = |held: &Held| is_short || !held.lasting && held.last_stop.elapsed() > GRACE;
                 if self.held.as_ref().is_some_and(over) {
                     self.let_go(pager);
                 }
@@ -259,17 +259,8 @@ impl Known {
         held.lasting |= long;
         // What is late is asked for again at the next look.
         if pager.pages_away(&self.session.space) > 0 {
-            let tracer = self.hold_tracer(tracer);
             pager.bring_back_space(&self.session.space);
-            let_go(tracer);
         }
-    }
-
-    /// Holds the threads of a tracer that run: they may be about to read.
-    fn hold_tracer(&self, tracer: i32) -> Held {
-        let _visit = Visit::of_process(tracer, &self.session.tenant.owner);
-        // It may have ended.
-        Threads::open(tracer).map_or_else(|_| Held::default(), |threads| Held::hold(&threads))
     }
 
     /// Whether there is memory to bring all back; says so once if not.
@@ -291,10 +282,10 @@ impl Known {
         false
     }
 
-    fn hold(&mut self, pager: &Pager) -> &mut HeldIn {
+    fn hold(&mut self, pager: &Pager) -> &mut Held {
         self.held.get_or_insert_with(|| {
             pager.hold_in(&self.session.space, true);
-            HeldIn { last_stop: Instant::now(), lasting: false }
+            Held { last_stop: Instant::now(), lasting: false }
         })
     }
 
@@ -336,15 +327,6 @@ impl Known {
                 (away * PAGE_SIZE) as f64 / f64::from(1 << 20)
             ));
         }
-    }
-}
-
-/// Lets the threads go, each as soon as it has stopped.
-fn let_go(mut threads: Held) {
-    let start = Instant::now();
-    while !threads.is_empty() && start.elapsed() < TRACER_PATIENCE {
-        threads.let_go();
-        std::thread::yield_now();
     }
 }
 

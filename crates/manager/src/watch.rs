@@ -211,16 +211,9 @@ impl Watch {
 
     /// Registers what a process has mapped.
     fn refresh(&self, session: &Session) {
-        if session.space.is_shunned() || !session.may_be_refreshed() {
-            return;
-        }
-        let (asked, begun) = (session.refreshes_asked(), thread::processor_time());
-        // Fails only for a process that is going away.
-        if self.pager.refresh(&session.space).unwrap_or(true) {
-            session.note_refresh(asked);
-        }
-        if session.space.is_noisy() {
-            session.note_refresh_cost(thread::processor_time() - begun);
+        if !session.space.is_shunned() {
+            // An error is that of a process that is going away.
+            let _ = session.refresh(&self.pager);
         }
     }
 

@@ -77,6 +77,7 @@ impl Pager {
                 if (fresh.len() >= layout::SMALLEST || continues) && space.uffd.register(fresh).is_ok() {
                     tried.insert(fresh);
                 }
+                visit::step();
             }
         }
         if !tried.is_empty() {
@@ -101,6 +102,7 @@ impl Pager {
             for mapping in layout::all(worker.pid).unwrap_or_default() {
                 // What came to be known by events meanwhile, by a move from elsewhere, may have been evicted before.
                 let unknown = tried.within(mapping).into_iter().flat_map(|part| state.registered.missing(part));
+                visit::step();
                 for part in unknown.collect::<Vec<_>>() {
                     match space.uffd.probe(part.start) {
                         Probe::Registered => {
@@ -157,7 +159,7 @@ impl Pager {
                 }
                 match self.evict_found(space, &worker, &mut runs, seen < patience)? {
                     Some(staged) => progress.staged += staged,
-                    None => return Ok(progress),
+                    None => return Ok(Progress { broken_off: false, ..progress }),
                 }
                 seen += std::mem::take(&mut found);
                 if progress.staged >= pages || progress.broken_off {

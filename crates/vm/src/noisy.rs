@@ -1,4 +1,4 @@
-//! Noisy address spaces: their threads change the layout almost without a pause, or it has tens of thousands of mappings.
+//! Noisy address spaces: their threads change the layout almost without a pause, or it has thousands of mappings.
 //!
 //! Before a fault there can be answered, the thread that serves it has to find a moment in which no change is under way. With many threads
 //! that change mappings at once this takes milliseconds, and each answer lets the next changes begin. A few such address spaces would keep

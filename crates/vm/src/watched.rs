@@ -8,7 +8,7 @@
 //!    [`evicted::UNSURE`](uzswap_proto::evicted::UNSURE)). Its doubts are settled here before anything else is done.
 //! 2. A page that was moved out of memory that is not registered, and whose place may still be in use, is lost: the
 //!    program is killed. Else the contents are dropped, as the program has dropped them.
-//! 3. Once a second, and when libc's `shmat` has replaced something, everything that passes for registered is asked about, so that contents of a mapping that is gone are
+//! 3. Once a second or less often, and when libc's `shmat` has replaced something, everything that passes for registered is asked about, so that contents of a mapping that is gone are
 //!    dropped though none of its pages is present.
 
 use std::time::{Duration, Instant};
@@ -18,7 +18,7 @@ use crate::pager::Pager;
 use crate::range::{Range, RangeSet};
 use crate::space::{Space, State};
 use crate::sys::uffd::Probe;
-use crate::{PAGE, fault::wait_for_program};
+use crate::{PAGE, fault::wait_for_program, visit};
 
 /// How often everything that passes for registered is asked about, at most; and how many times as long as that takes it is not.
 const INTERVAL: Duration = Duration::from_secs(1);
@@ -94,6 +94,7 @@ impl Pager {
 pub(crate) fn unwatched(space: &Space, state: &State, mappings: &[Range]) -> Option<RangeSet> {
     let mut lost = state.registered.clone();
     for mapping in mappings.iter().filter(|mapping| state.registered.overlaps(**mapping)) {
+        visit::step();
         match space.uffd.is_watched(mapping.start) {
             Probe::Registered => lost.remove(*mapping),
             Probe::NotRegistered => {}

@@ -185,6 +185,8 @@ pub struct Kinship {
     pub group: i32,
     /// Its session.
     pub session: i32,
+    /// When it started, in clock ticks since the system did: tells it from another process with the same number.
+    pub started: u64,
 }
 
 impl Kinship {
@@ -193,8 +195,10 @@ impl Kinship {
         let text = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
         // The name before may hold anything.
         let (_, rest) = text.rsplit_once(')')?;
-        let mut numbers = rest.split_ascii_whitespace().skip(1).map(|field| field.parse().ok());
-        Some(Kinship { parent: numbers.next()??, group: numbers.next()??, session: numbers.next()?? })
+        let mut fields = rest.split_ascii_whitespace().skip(1);
+        let mut number = || fields.next()?.parse().ok();
+        let (parent, group, session) = (number()?, number()?, number()?);
+        Some(Kinship { parent, group, session, started: fields.nth(15)?.parse().ok()? })
     }
 }
 
