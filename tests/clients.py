@@ -274,7 +274,7 @@ def fork_storm(context: Context, test):
 FORKS = """
 import os
 memory = b"a" * 40000000
-for _ in range(8):
+for _ in range(20):
     child = os.fork()
     if not child:
         os._exit(not all(byte == 97 for byte in memory[::4096]))
