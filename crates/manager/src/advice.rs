@@ -1,7 +1,7 @@
 //! Hints of programs (`madvise`), each of which waits until its hint has been followed.
 //!
-//! One thread follows them. Users take turns, and no turn takes long: a page-out that is not done by then waits for its user's next turn, and
-//! so a program that has a gigabyte written out does not keep another user's in its system call.
+//! One thread follows them. Users take turns, and a page-out that is not done after [`TURN`] waits for its user's next turn: so a program
+//! that has a gigabyte paged out does not keep another user's program in its system call.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
