@@ -16,7 +16,7 @@ import time
 
 import harness
 from behaviour import check, unless, wait_until
-from daemon import Daemon, whole
+from daemon import Daemon, open_daemon, whole
 from hostile import become, touches
 from suite import Context, PROTOCOL_VERSION, complaint, need_root, test
 
@@ -154,8 +154,7 @@ def named_as_failed(daemon: Daemon, victim: int, done) -> None:
 def handle(context: Context, test):
     """A client that names a process of another user by its handle does that process no harm."""
     need_root()
-    daemon = Daemon(context, "--socket-mode", "0666")
-    os.chmod(os.path.dirname(daemon.socket), 0o755)
+    daemon = open_daemon(context)
     for attack in (named_by_handle, named_as_failed):
         victim = os.spawnvp(os.P_NOWAIT, "sleep", ["sleep", "100"])
         done = multiprocessing.get_context("fork").Event()
@@ -228,8 +227,7 @@ KEPT: list = []
 def number(context: Context, test):
     """The number of a process that has ended, used again by another user's process, gives no power over that."""
     need_root()
-    daemon = Daemon(context, "--socket-mode", "0666")
-    os.chmod(os.path.dirname(daemon.socket), 0o755)
+    daemon = open_daemon(context)
     good = daemon.memory("--memory-max", "32M")
     touched = touches(good, 64)
     for attack, start in ((fails_later, sleeps), (stays_below_front, with_child), (kills_below_front, with_child)):

@@ -14,7 +14,7 @@ import time
 
 import harness
 from behaviour import check, unless, wait_until
-from daemon import NOBODY, Daemon, whole
+from daemon import NOBODY, Daemon, open_daemon, whole
 import hostile_client
 from attack import ADVISE, CALL, HELLO, WRITE, Intruder, areas, userfaultfd
 from hostile import VICTIM, become, delays_of, touches
@@ -78,8 +78,7 @@ def random_clients(context: Context, test):
     """Clients that send anything, at random: another user's job keeps its bytes and its pace, and nothing is left when they end."""
     need_root()
     seed, seconds = random.randrange(1 << 30), context.size(10, 120)
-    daemon = Daemon(context, "--socket-mode", "0666")
-    os.chmod(os.path.dirname(daemon.socket), 0o755)
+    daemon = open_daemon(context)
     manager = daemon.manager()
     good = daemon.memory("--cgroup", "good", "--memory-max", "32M")
     first = touches(good, 64)
@@ -119,15 +118,14 @@ def random_clients(context: Context, test):
 def event_storm(context: Context, test):
     """Threads of one user that change mappings without a pause hold up no job of another user."""
     need_root()
-    daemon = Daemon(context, "--socket-mode", "0666")
-    os.chmod(os.path.dirname(daemon.socket), 0o755)
+    daemon = open_daemon(context)
     good = daemon.memory("--memory-max", "32M")
     first = touches(good, 64)
     seconds = context.size(10, 60)
     modes = ("discard", "discard", "discard", "discard", "remap", "unmap")
     storms = [daemon.start(["nice", "-n", "10", context.program("eventstorm"), mode, "50", str(seconds)], "--cgroup", f"storm-{number}", "--memory-max", "16M",
                            "--quiet", prefix=NOBODY) for number, mode in enumerate(modes)]
-    # All of their memory is watched by then. Reclaim has no part in this: it waits for the locks of their address spaces.
+    # All of their memory is watched by then. Reclaim of theirs has no part in this.
     time.sleep(2)
     for number in range(len(modes)):
         daemon.ask("set", f"cgroup/storm-{number}/memory.max", "max")
@@ -147,8 +145,7 @@ def event_storm(context: Context, test):
 def mapping_storm(context: Context, test):
     """Programs of one user with tens of thousands of mappings each hold up no job of another user."""
     need_root()
-    daemon = Daemon(context, "--socket-mode", "0666")
-    os.chmod(os.path.dirname(daemon.socket), 0o755)
+    daemon = open_daemon(context)
     good = daemon.memory("--memory-max", "32M")
     touched = touches(good, 64)
     program = context.program("mapstorm")
@@ -179,14 +176,14 @@ print(moved)
 """
 
 
-@test("moved-crowd", 60, beside=True)
+@test("moved-crowd", 60)
 def moved_crowd(context: Context, test):
     """A user that moves hundreds of unmanaged processes leaves descriptors to the jobs of others."""
     need_root()
-    daemon = Daemon(context, "--socket-mode", "0666", prefix=["prlimit", "--nofile=800"])
-    os.chmod(os.path.dirname(daemon.socket), 0o755)
+    daemon = open_daemon(context, prefix=["prlimit", "--nofile=800"])
     daemon.ask("mkdir", "own", prefix=NOBODY)
-    crowd = daemon.start(["sh", "-c", f"for i in $(seq 900); do {context.program('hello', '-static')} 20 >/dev/null & done; wait"], "--memory-max", "64M", "--quiet",
+    # The shell is not managed either: one that forks faster than its children execute their program would be killed.
+    crowd = daemon.start(["env", "-u", "LD_PRELOAD", "sh", "-c", f"for i in $(seq 900); do {context.program('hello', '-static')} 20 >/dev/null & done; wait"], "--memory-max", "64M", "--quiet",
                          prefix=NOBODY)
     sleepers = lambda: [pid for pid in crowd.survivors() if harness.comm(pid).startswith("hello")]
     wait_until(lambda: len(sleepers()) == 900, 20)
@@ -221,8 +218,7 @@ for _ in range(8):
 def advice_storm(context: Context, test):
     """Hints of one user's threads, however much each is to page out, keep no other user's program waiting for the answer to its own."""
     need_root()
-    daemon = Daemon(context, "--socket-mode", "0666")
-    os.chmod(os.path.dirname(daemon.socket), 0o755)
+    daemon = open_daemon(context)
     storm = daemon.start([context.program("advicestorm"), "16", "64", "6"], "--cgroup", "storm", "--memory-max", "2G", "--quiet", prefix=NOBODY)
     ready = wait_until(lambda: harness.read(storm.files[0]) == b"ready\n", 10)
     time.sleep(1)
@@ -244,8 +240,7 @@ def fork_storm(context: Context, test):
     forks = ["python3", "-c", FORKS]
     # With few descriptors, and with many.
     for limit, count in ((3000, 300), (20000, 600)):
-        daemon = Daemon(context, "--socket-mode", "0666", prefix=["prlimit", f"--nofile={limit}"])
-        os.chmod(os.path.dirname(daemon.socket), 0o755)
+        daemon = open_daemon(context, prefix=["prlimit", f"--nofile={limit}"])
         good = daemon.memory("--memory-max", "32M")
         first = touches(good, 64)
         storm = daemon.start([context.program("forkstorm"), str(count), "2"], "--cgroup", "storm", "--memory-max", "48M", "--quiet", prefix=NOBODY)
@@ -307,8 +302,7 @@ def floods(daemon: Daemon, how: str, count: int) -> None:
 def connections(context: Context, test):
     """However many connections of a job are greeted and say no more, other users' jobs begin and fork."""
     need_root()
-    daemon = Daemon(context, "--socket-mode", "0666", prefix=["prlimit", "--nofile=1024:1024"])
-    os.chmod(os.path.dirname(daemon.socket), 0o755)
+    daemon = open_daemon(context, prefix=["prlimit", "--nofile=1024:1024"])
     manager, before = daemon.manager(), harness.descriptors(daemon.manager())
     client = multiprocessing.get_context("fork").Process(target=floods, args=[daemon, "greeted", 2000])
     client.start()
@@ -385,8 +379,7 @@ def crowd_that_never_answers(daemon: Daemon, seconds: float) -> None:
 def silent_workers(context: Context, test):
     """Workers that never answer do not keep reclaim from other users' jobs."""
     need_root()
-    daemon = Daemon(context, "--socket-mode", "0666")
-    os.chmod(os.path.dirname(daemon.socket), 0o755)
+    daemon = open_daemon(context)
     good = daemon.memory("--memory-max", "32M")
     first = touches(good, 64)
     seconds = context.size(10, 60)

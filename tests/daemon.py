@@ -59,6 +59,13 @@ class Daemon(Manager):
         return [unless(gone, "processes are left"), unless(not os.path.exists(self.socket), "the socket is left")]
 
 
+def open_daemon(context: Context, **settings) -> Daemon:
+    """A daemon that every user may join."""
+    daemon = Daemon(context, "--socket-mode", "0666", **settings)
+    os.chmod(os.path.dirname(daemon.socket), 0o755)
+    return daemon
+
+
 class Memory:
     """A job whose program touches as much as it is told, and checks all of it each time."""
 

@@ -8,7 +8,7 @@ import time
 
 import harness
 from behaviour import check, unless, wait_until
-from daemon import Daemon, whole
+from daemon import open_daemon, whole
 from hostile import VICTIM, as_user, delays_of, ends, touches
 from suite import MIB, Context, complaint, need_root, test
 
@@ -48,8 +48,7 @@ def beside(context: Context, mode: str, before: list, after: list):
     """A job of another user beside one that does this, with the directory of a mute file among its arguments."""
     name = f"hostile-holder: {mode}"
     with Mute(context) as mute:
-        daemon = Daemon(context, "--socket-mode", "0666")
-        os.chmod(os.path.dirname(daemon.socket), 0o755)
+        daemon = open_daemon(context)
         good = daemon.memory("--cgroup", "good", "--memory-max", "32M")
         # Later a look at the environment of all processes would wait for those that hold their locks.
         manager = daemon.manager()

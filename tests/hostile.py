@@ -21,7 +21,7 @@ from pathlib import Path
 import harness
 from behaviour import check, unless, wait_until
 from control import MEMORY, besiege, busy
-from daemon import Daemon, whole
+from daemon import Daemon, open_daemon, whole
 from suite import Context, MIB, PROTOCOL_VERSION, complaint, need_root, test
 
 # A program that no agent can be loaded into: the manager writes a warning about it within five seconds.
@@ -164,8 +164,7 @@ def remove(place: Path) -> None:
 def flood(context: Context, test):
     """Floods of the control socket by one user delay no other user's requests."""
     need_root()
-    daemon = Daemon(context, "--socket-mode", "0666")
-    os.chmod(os.path.dirname(daemon.socket), 0o755)
+    daemon = open_daemon(context)
 
     def connects():
         with daemon.connect() as client:

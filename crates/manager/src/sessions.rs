@@ -63,6 +63,8 @@ pub struct Session {
     pub forked: bool,
     /// How often its mappings were to be registered, and how often of these it was done.
     refreshes: [AtomicU64; 2],
+    /// Whether it waits for the thread that registers its mappings.
+    pub awaits_registration: AtomicBool,
     /// When its mappings may be registered next.
     refresh_at: Mutex<Option<Instant>>,
     charge: RwLock<Arc<Charge>>,
@@ -534,6 +536,7 @@ impl Sessions {
             tenant,
             forked,
             refreshes: Default::default(),
+            awaits_registration: AtomicBool::new(false),
             refresh_at: Default::default(),
             charge,
             worker_pid,

@@ -3,7 +3,8 @@
 //! What programs touch is seen page by page where their mappings are registered, and only there. So they are, when the
 //! limit is near; far from it a job costs nothing, and its processes are measured from time to time. Whatever is mapped
 //! anew grows unseen until the next look and its registration. So one thread looks, puts on the brake if need be, and
-//! waits for nobody; another registers, which takes the locks of address spaces.
+//! waits for no lock; another registers, which takes the locks of address spaces, and a third does so for those that are noisy
+//! ([`Space::is_noisy`](uzswap_vm::space::Space::is_noisy)). Users take turns at both.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::path::Path;
@@ -13,10 +14,10 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use uzswap_engine::PAGE_SIZE;
-use uzswap_vm::owner::Owner;
 use uzswap_vm::pager::Pager;
 use uzswap_vm::sys::faults::FaultMeter;
 use uzswap_vm::sys::{ptrace, thread};
+use uzswap_vm::user_queue::UserQueue;
 use uzswap_vm::visit;
 
 use crate::agent_file::Board;
@@ -28,6 +29,9 @@ use crate::sessions::{Session, Sessions};
 
 /// The part of time that may be spent on measuring the memory of forked processes page by page: one in so many.
 const SHARED_SHARE: u32 = 20;
+
+/// How long no share is measured while mappings wait to be registered.
+const SHARE_PAUSE: Duration = Duration::from_millis(20);
 
 /// The part of a processor that may be spent on looking, and where a limit is very near: one in so many.
 const LOOKING_SHARE: u32 = 8;
@@ -57,22 +61,15 @@ pub struct Watch {
     /// Measurements begun, and the latest of those entered.
     begun: AtomicU64,
     entered: AtomicU64,
-    due: Mutex<Due>,
+    /// The processes whose mappings are to be registered, and those of them whose address space is noisy: this takes long.
+    due: UserQueue<Arc<Session>>,
+    due_noisy: UserQueue<Arc<Session>>,
+    /// The processes whose share of the memory that forks left shared is to be measured.
+    shares: Mutex<VecDeque<Arc<Session>>>,
     bell: Bell,
     noisy_bell: Bell,
     /// Where programs that start read how far the limits are. It can be missing.
     board: Mutex<Option<Board>>,
-}
-
-/// What is left to the threads that may wait.
-#[derive(Default)]
-struct Due {
-    /// Whose mappings are to be registered.
-    mappings: VecDeque<Arc<Session>>,
-    /// The same of noisy address spaces, for which it takes long.
-    noisy: VecDeque<Arc<Session>>,
-    /// Whose share of the memory that forks left shared is to be measured.
-    shares: VecDeque<Arc<Session>>,
 }
 
 /// The anonymous bytes of each session that it had by its own doing when its mappings were last to be registered.
@@ -83,9 +80,9 @@ impl Watch {
     /// Enters what it measures into the accounts of `groups`.
     pub fn new(pager: Arc<Pager>, sessions: Arc<Sessions>, groups: Arc<Groups>, agent: &Path) -> Watch {
         let (begun, entered) = Default::default();
-        let (due, bell, noisy_bell) = Default::default();
+        let (due, due_noisy, shares, bell, noisy_bell) = Default::default();
         let board = Mutex::new(Board::open(agent).ok());
-        Watch { pager, sessions, groups, begun, entered, due, bell, noisy_bell, board }
+        Watch { pager, sessions, groups, begun, entered, due, due_noisy, shares, bell, noisy_bell, board }
     }
 
     /// Looks until told to stop.
@@ -154,58 +151,72 @@ impl Watch {
         }
     }
 
-    /// Has the mappings of a process registered, unless one would have to wait to say so.
+    /// Has the mappings of a process registered, unless the calling thread would have to wait to say so.
     fn have_registered(&self, session: &Arc<Session>) -> bool {
-        let Some(mut due) = self.due.try_lock() else { return false };
-        let (sessions, bell) = match session.space.is_noisy() {
-            true => (&mut due.noisy, &self.noisy_bell),
-            false => (&mut due.mappings, &self.bell),
-        };
-        if sessions.iter().all(|other| other.id != session.id) {
-            sessions.push_back(session.clone());
+        if session.awaits_registration.swap(true, Relaxed) {
+            return true;
         }
-        drop(due);
-        bell.ring();
-        true
+        let (due, bell) = match session.space.is_noisy() {
+            true => (&self.due_noisy, &self.noisy_bell),
+            false => (&self.due, &self.bell),
+        };
+        let added = due.try_add(session.space.user(), session.clone());
+        if added {
+            bell.ring();
+        } else {
+            session.awaits_registration.store(false, Relaxed);
+        }
+        added
     }
 
     /// Has a share measured, likewise.
     fn have_share_measured(&self, session: &Arc<Session>) {
-        match self.due.try_lock() {
-            Some(mut due) => due.shares.push_back(session.clone()),
+        match self.shares.try_lock() {
+            Some(mut shares) => shares.push_back(session.clone()),
             None => session.share.put_off(),
         }
         self.bell.ring();
     }
 
-    /// Registers what those have mapped who are near a limit, and measures shares, until told to stop.
+    /// Registers what processes near a limit have mapped, users in turns, and measures shares, until told to stop.
     pub fn register(&self, stop: &AtomicBool) {
         let _ = thread::ask_for_short_slices();
+        let mut measured = Instant::now();
         while !stop.load(Relaxed) && !visit::is_surplus() {
-            let (mappings, share) = {
-                let mut due = self.due.lock();
-                // Of these one at a time: those whose mappings are to be registered may be held.
-                (std::mem::take(&mut due.mappings), due.shares.pop_front())
-            };
-            mappings.iter().for_each(|session| self.refresh(session));
-            if let Some(session) = share.filter(|session| !session.space.is_shunned()) {
-                session.measure_share(SHARED_SHARE * self.sessions.count() as u32);
-            } else if mappings.is_empty() {
+            let due = self.due.try_take();
+            if let Some(session) = &due {
+                session.awaits_registration.store(false, Relaxed);
+                if session.space.is_noisy() {
+                    // It has become so while it waited.
+                    self.have_registered(session);
+                } else {
+                    self.refresh(session);
+                }
+            }
+            // One at a time: processes whose mappings are to be registered may be held.
+            let may_measure = due.is_none() || measured.elapsed() > SHARE_PAUSE;
+            let share = if may_measure { self.shares.lock().pop_front() } else { None };
+            if let Some(session) = share {
+                if !session.space.is_shunned() {
+                    session.measure_share(SHARED_SHARE * self.sessions.count() as u32);
+                }
+                measured = Instant::now();
+            } else if due.is_none() {
                 self.bell.wait(Duration::from_secs(1));
             }
         }
     }
 
-    /// Registers what noisy address spaces have mapped, one after the other, until told to stop.
+    /// Registers what noisy address spaces have mapped, users in turns, until told to stop.
     pub fn register_noisy(&self, stop: &AtomicBool) {
         let _ = thread::ask_for_short_slices();
-        let mut last = None;
         while !stop.load(Relaxed) && !visit::is_surplus() {
-            let next = self.due.lock().next_noisy(&mut last);
-            match next {
-                Some(session) => self.refresh(&session),
-                None => drop(self.noisy_bell.wait(Duration::from_secs(1))),
-            }
+            let Some(session) = self.due_noisy.try_take() else {
+                self.noisy_bell.wait(Duration::from_secs(1));
+                continue;
+            };
+            session.awaits_registration.store(false, Relaxed);
+            self.refresh(&session);
         }
     }
 
@@ -241,18 +252,6 @@ impl Watch {
         }
         sized.sort_by_key(|(_, bytes)| std::cmp::Reverse(*bytes));
         sized
-    }
-}
-
-impl Due {
-    /// Takes the noisy address space that has waited longest, but not two of one user while another user's waits.
-    fn next_noisy(&mut self, last: &mut Option<Arc<Owner>>) -> Option<Arc<Session>> {
-        let is_other =
-            |session: &Arc<Session>| last.as_ref().is_none_or(|user| !Arc::ptr_eq(user, &session.space.user()));
-        let next = self.noisy.iter().position(is_other).unwrap_or(0);
-        let session = self.noisy.remove(next)?;
-        *last = Some(session.space.user());
-        Some(session)
     }
 }
 

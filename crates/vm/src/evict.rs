@@ -400,7 +400,6 @@ impl Pager {
             let slots = self.store(space, &worker, sequences.clone(), helped)?;
             let (stored, refused) = self.take_stored(space, &worker, &sequences, slots)?;
             progress.stored += stored;
-            progress.refused += refused;
             let done = {
                 let mut state = space.lock();
                 // A page that could neither be stored nor put back stays, and so does what came after it.

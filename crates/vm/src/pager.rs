@@ -112,8 +112,6 @@ pub struct Progress {
     pub staged: usize,
     /// Pages stored, whose memory is free now.
     pub stored: usize,
-    /// Pages that the engine had no room for; they were put back.
-    pub refused: usize,
     /// There was no time to look at all pages.
     pub broken_off: bool,
 }

@@ -23,7 +23,15 @@ impl<T> Default for UserQueue<T> {
 impl<T> UserQueue<T> {
     /// Adds what `user` has waiting.
     pub fn add(&self, user: Arc<Owner>, item: T) {
-        let mut users = self.users.lock();
+        self.add_to(&mut self.users.lock(), user, item);
+    }
+
+    /// As [`add`](Self::add), unless another thread has the queue at this moment. Returns whether the item was added.
+    pub fn try_add(&self, user: Arc<Owner>, item: T) -> bool {
+        self.users.try_lock().map(|mut users| self.add_to(&mut users, user, item)).is_some()
+    }
+
+    fn add_to(&self, users: &mut VecDeque<(Arc<Owner>, VecDeque<T>)>, user: Arc<Owner>, item: T) {
         match users.iter_mut().find(|(other, _)| Arc::ptr_eq(other, &user)) {
             Some((_, items)) => items.push_back(item),
             None => users.push_back((user, VecDeque::from([item]))),
