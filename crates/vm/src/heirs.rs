@@ -9,9 +9,11 @@
 //!    then holds its own userfaultfd: without a manager the threads that touch an evicted page wait, until they are killed.
 //! 2. The kernel lets a forking thread go on when the fork has been read, and that thread has the child still to complete. So the
 //!    child runs later than that by some tens of microseconds, and the message is sent within a few.
-//! 3. Before the manager answers the first fault of such a child, it ties all children that are not tied yet ([`Tied`]), and sends the far
-//!    ends the same way. Where that may take long, a thread of its own does it ([`Pager::tie_new_children`]), once for all children that
-//!    ask for it meanwhile, and users take turns: thousands of children of one program would keep the threads that serve faults.
+//! 3. Without a line to the manager such a child would wait for ever if manager and front ended. So the manager ties all children that are
+//!    there and not tied yet ([`Tied`]) as soon as it has read a fork, before work that takes milliseconds, and sends the far ends the same
+//!    way. A child may not be there yet: the manager looks once more before it answers the child's first fault. Where that may take long, a
+//!    thread of its own does it ([`Pager::tie_new_children`]), once for all children that ask for it meanwhile, and users take turns:
+//!    thousands of children of one program would keep the threads that serve faults.
 //! 4. What is sent stays until it is taken back, oldest first. Once in a while what is still needed is sent once more, and then
 //!    everything older is taken back. Children that are gone or tied by now need nothing.
 
@@ -86,22 +88,30 @@ impl Heirs {
     /// `child` is seen to run.
     pub fn tie_children(self: &Arc<Heirs>, pager: &Pager, child: &Space) {
         let number = self.asked.fetch_add(1, AcqRel) + 1;
-        if let Some(mut tied) = self.tied.try_lock().filter(|tied| tied.are_few()) {
-            self.tie(&mut tied);
-        } else if let Some(child) = pager.space(child.id) {
+        if self.tie_if_few().is_some() {
+            return;
+        }
+        if let Some(child) = pager.space(child.id) {
             child.awaits_tie.store(true, Release);
             pager.ties.add(Owner::user_of(&child.owner), Tie { heirs: self.clone(), number, child });
         }
     }
 
-    /// Meets all requests that have been made so far.
-    fn tie(&self, tied: &mut Tied) {
+    /// Ties the children that `/proc` lists by now, if few are tied and no other thread does it; returns how many were new.
+    pub fn tie_if_few(&self) -> Option<usize> {
+        let mut tied = self.tied.try_lock().filter(|tied| tied.are_few())?;
+        Some(self.tie(&mut tied))
+    }
+
+    /// Meets all requests that have been made so far; returns how many children were new.
+    fn tie(&self, tied: &mut Tied) -> usize {
         let asked = self.asked.load(Acquire);
         let far_ends = tied.tie_children();
         let mut list = self.list.lock();
         // As above. Then the manager's own copies are the only ones.
         list.messages += self.hold.keep(&far_ends).unwrap_or(0);
         self.met.store(asked, Release);
+        far_ends.len()
     }
 
     /// Notes that the worker of process `pid` has been told to tie it.

@@ -42,7 +42,8 @@ pub(super) struct Round<'a> {
     daemon: Option<Child>,
     /// Every process that was seen.
     seen: Vec<u32>,
-    struck: bool,
+    /// What was killed.
+    killed: Vec<Traced>,
 }
 
 impl Drop for Round<'_> {
@@ -75,19 +76,15 @@ pub(crate) fn run(
     fs::create_dir(&directory)?;
     let mark = format!("{}-{}", std::process::id(), plan.seed);
     let earlier = files_of_uzswap();
-    let mut round = Round { plan, mark, directory, jobs: Vec::new(), daemon: None, seen: Vec::new(), struck: false };
+    let mut round =
+        Round { plan, mark, directory, jobs: Vec::new(), daemon: None, seen: Vec::new(), killed: Vec::new() };
     let before = if plan.daemon { round.start_daemon(victim)? } else { Vec::new() };
     for number in 0..plan.programs {
         let job = round.start_job(number, victim, plan.seconds)?;
         round.jobs.push(job);
     }
-    round.disturb(interrupt)?;
-    round.await_jobs(interrupt)?;
-    round.judge(counts)?;
-    if plan.daemon {
-        round.stop_daemon(before)?;
-    }
-    round.await_nothing()?;
+    let ended = round.attend(interrupt, counts, before);
+    ended.with_context(|| format!("killed: {}", round.killed_in_words()))?;
     // A process id comes round again: what is older is of another process.
     let left: Vec<String> = files_of(&round.seen).into_iter().filter(|file| !earlier.contains(file)).collect();
     if !left.is_empty() {
@@ -98,6 +95,26 @@ pub(crate) fn run(
 }
 
 impl Round<'_> {
+    /// Disturbs the jobs, waits until they have ended, and judges what they did and left. `before` is what the manager had open.
+    fn attend(&mut self, interrupt: &Interrupt, counts: &mut Counts, before: Vec<String>) -> Result<()> {
+        self.disturb(interrupt)?;
+        self.await_jobs(interrupt)?;
+        self.judge(counts)?;
+        if self.plan.daemon {
+            self.stop_daemon(before)?;
+        }
+        self.await_nothing()
+    }
+
+    fn struck(&self) -> bool {
+        !self.killed.is_empty()
+    }
+
+    fn killed_in_words(&self) -> String {
+        let words: Vec<String> = self.killed.iter().map(|Traced { id, part }| format!("{id} ({part:?})")).collect();
+        if words.is_empty() { "nothing".to_owned() } else { words.join(", ") }
+    }
+
     pub(super) fn uzswap(&self, name: &str) -> Result<Command> {
         let mut command = Command::new(std::env::current_exe().context("cannot find uzswap itself")?);
         let file = |kind: &str| File::create(self.directory.join(format!("{name}.{kind}")));
@@ -196,7 +213,7 @@ impl Round<'_> {
             sleep(PAUSE);
             let processes = marked(&self.mark);
             self.seen.extend(processes.iter().map(|process| process.id));
-            if self.plan.strike != Strike::Nothing && !self.struck && start.elapsed() >= self.plan.strike_at {
+            if self.plan.strike != Strike::Nothing && !self.struck() && start.elapsed() >= self.plan.strike_at {
                 self.strike(&processes, &mut random);
             } else if self.plan.stops && !processes.is_empty() && random.below(4) == 0 {
                 let one = processes[random.below(processes.len() as u64) as usize];
@@ -204,7 +221,7 @@ impl Round<'_> {
                 sleep(Duration::from_millis(random.below(200)));
                 send(one.id, Signal::CONT);
                 continue_fronts(&processes);
-            } else if !self.struck {
+            } else if !self.struck() {
                 disturb::change(self, &mut random, &processes)?;
             }
         }
@@ -227,7 +244,7 @@ impl Round<'_> {
         if plan.spare_one_guard && fronts(&chosen) && managers(&chosen) {
             chosen.retain(|process| !matches!(process.part, Part::Worker | Part::Front));
         }
-        self.struck = !chosen.is_empty();
+        self.killed = chosen.iter().copied().copied().collect();
         chosen.iter().for_each(|process| send(process.id, Signal::KILL));
     }
 
@@ -272,7 +289,7 @@ impl Round<'_> {
                 bail!("{name} ended with status {code}:\n{last}");
             }
             let killed = code == 137 && (tight && words.contains("uzswap:") || words.contains("out of memory"));
-            let explained = code == 0 || self.struck || killed || denied && DENIED.contains(&code);
+            let explained = code == 0 || self.struck() || killed || denied && DENIED.contains(&code);
             if !explained {
                 bail!("{name} ended with status {code}, and nothing was killed:\n{last}");
             }
@@ -293,7 +310,7 @@ impl Round<'_> {
         let end = Instant::now() + GONE_WITHIN;
         // Jobs leave with a moment's delay.
         while self.plan.check_descriptors
-            && !self.struck
+            && !self.struck()
             && self.manager_descriptors().is_some_and(|now| now.len() > before.len())
         {
             if Instant::now() > end {
@@ -302,7 +319,7 @@ impl Round<'_> {
             }
             sleep(Duration::from_millis(50));
         }
-        if !self.struck {
+        if !self.struck() {
             disturb::await_empty(self)?;
         }
         let Some(daemon) = &mut self.daemon else { return Ok(()) };
@@ -318,7 +335,7 @@ impl Round<'_> {
             sleep(Duration::from_millis(20));
         };
         let words = self.text("daemon", "err");
-        if words.contains("panicked") || !(status.success() || self.struck) {
+        if words.contains("panicked") || !(status.success() || self.struck()) {
             bail!("the daemon ended with {status}:\n{words}");
         }
         Ok(())
