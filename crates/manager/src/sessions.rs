@@ -664,8 +664,9 @@ impl Sessions {
         self.list.write().forget_ended();
     }
 
-    /// Ends a session.
+    /// Ends a session. It is listed until its program has been killed, where that cannot go on without its worker.
     pub fn end(&self, session: &Session) {
+        self.pager.dismiss(&session.space);
         let mut list = self.list.write();
         if list.by_pid.get(&session.pid).is_some_and(|current| current.id == session.id) {
             list.by_pid.remove(&session.pid);
@@ -674,8 +675,6 @@ impl Sessions {
                 self.note_moved(&mut list, &session.tenant, process, session.pid, session.charge());
             }
         }
-        drop(list);
-        self.pager.dismiss(&session.space);
     }
 }
 

@@ -461,17 +461,24 @@ impl Pager {
         }
     }
 
-    /// The worker is gone, or talks nonsense. If its program still lives, what is staged is lost with it.
-    fn lose_worker(&self, space: &Space) -> Talk {
-        let mut state = space.lock();
-        let request = state.request.take();
-        if request.is_some() || state.staging.live() > 0 {
-            self.host.kill(space.id, "its worker is gone");
+    /// Parts with the worker of `space`, which is gone, or talks nonsense, or whose session ends. If its program lives on in this memory,
+    /// what is staged or on its way is lost with the worker.
+    pub(crate) fn lose_worker(&self, space: &Space) -> Talk {
+        let (lost, gone, worker) = {
+            let mut state = space.lock();
+            let request = state.request.take();
+            // Of an EVICT pages may be on their way that pass for untouched: nothing is filled any more, whatever becomes of the kill.
+            let gone = state.gone || matches!(request, Some(Request::Evict { .. }));
+            let lost = request.is_some() || state.staging.live() > 0;
+            state.gone = gone || lost;
+            (lost, gone, state.worker.take())
+        };
+        match worker.filter(|_| lost) {
+            Some(worker) if lives_in(space, &worker) => self.host.kill(space.id, "its worker is gone"),
+            // Other processes that have this memory run on, as far as they do not need what is lost.
+            Some(_) => space.lock().gone = gone,
+            None => {}
         }
-        // Pages may be on their way that pass for untouched: nothing is filled any more, whatever becomes of the kill.
-        state.gone |= matches!(request, Some(Request::Evict { .. }));
-        state.worker = None;
-        drop(state);
         self.service(space);
         Talk::Gone
     }
@@ -564,6 +571,11 @@ impl Pager {
         }
         moved
     }
+}
+
+/// Whether the program of `worker` still has this memory: it may have ended, or execute another program. True if that cannot be told.
+fn lives_in(space: &Space, worker: &Worker) -> bool {
+    space.uffd.probe(PAGE) != Probe::Gone && worker.memory.is_of(worker.program).unwrap_or(true)
 }
 
 /// Whether a page may go that was present a moment ago and may be evicted now.

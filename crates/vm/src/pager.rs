@@ -452,7 +452,7 @@ impl Pager {
         homes
     }
 
-    /// Tells the worker of `space` that its program has ended or turned to another.
+    /// Parts with the worker of `space`, whose session ends: its program has ended or executes another, or the worker is gone.
     pub fn dismiss(&self, space: &Space) {
         let _visit = space.visit();
         let _conversation = space.conversation.lock();
@@ -463,7 +463,7 @@ impl Pager {
         if let Some(worker) = late {
             self.listen(space, &worker, space.owner.patience());
         }
-        space.lock().worker = None;
+        self.lose_worker(space);
     }
 }
 
