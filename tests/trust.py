@@ -66,6 +66,11 @@ def parts(job: harness.Job) -> dict[str, list[int]]:
     return found
 
 
+def without_reason(outcome: harness.Outcome) -> str:
+    """Says so if a program got a signal for a page that is lost: it is to be killed, with a reason."""
+    return unless(outcome.status != 128 + signal.SIGBUS, f"it got SIGBUS: {outcome.stderr[:400]}")
+
+
 @test("kill-subsets", 20, beside=True)
 def kill_subsets(context: Context, test):
     """Whatever of uzswap is killed, at once: no program runs on with memory that is gone."""
@@ -97,8 +102,7 @@ def kill_subsets(context: Context, test):
         survived += not fatal
         problems = [unless(started, "the manager was not found"),
                     unless(gone, f"still there after 5 s:\n{job.outcome.hang}"),
-                    unless("MISMATCH" not in outcome.stderr,
-                           f"wrong bytes: {outcome.stderr[:400]}"), outcome.hang]
+                    unless("MISMATCH" not in outcome.stderr, f"wrong bytes: {outcome.stderr[:400]}"), without_reason(outcome), outcome.hang]
         problems = [problem for problem in problems if problem]
         if problems:
             failed.append(f"round {number}, {argv[0]}, killed {'+'.join(chosen) or 'nothing'}: {'; '.join(problems)}")
@@ -143,7 +147,7 @@ def kill_subsets_of_daemon(context: Context, test):
         daemon.job.wait(20)
         problems = [unless(started, "no agent was found"), unless(gone, f"the job is still there after 5 s:\n{job.outcome.hang}"),
                     unless(not left, f"the daemon is still there after 10 s:\n{daemon.job.outcome.hang}"),
-                    unless("MISMATCH" not in outcome.stderr, f"wrong bytes: {outcome.stderr[:400]}"), outcome.hang]
+                    unless("MISMATCH" not in outcome.stderr, f"wrong bytes: {outcome.stderr[:400]}"), without_reason(outcome), outcome.hang]
         problems = [problem for problem in problems if problem]
         if problems:
             failed.append(f"round {number}, {argv[0]}, killed {'+'.join(chosen) or 'nothing'}: {'; '.join(problems)}")

@@ -473,11 +473,15 @@ impl Pager {
             state.gone = gone || lost;
             (lost, gone, state.worker.take())
         };
-        match worker.filter(|_| lost) {
-            Some(worker) if lives_in(space, &worker) => self.host.kill(space.id, "its worker is gone"),
-            // Other processes that have this memory run on, as far as they do not need what is lost.
-            Some(_) => space.lock().gone = gone,
-            None => {}
+        if let Some(worker) = worker.filter(|_| lost) {
+            // It may execute another program by now, which this process may have no right to look at: that one is not to be killed.
+            let unknown = |_| gone && space.uffd.probe(PAGE) != Probe::Gone;
+            if worker.memory.is_of(worker.program).unwrap_or_else(unknown) {
+                self.host.kill(space.id, "its worker is gone");
+            } else {
+                // Other processes that have this memory run on, as far as they do not need what is lost.
+                space.lock().gone = gone;
+            }
         }
         self.service(space);
         Talk::Gone
@@ -571,11 +575,6 @@ impl Pager {
         }
         moved
     }
-}
-
-/// Whether the program of `worker` still has this memory: it may have ended, or execute another program. True if that cannot be told.
-fn lives_in(space: &Space, worker: &Worker) -> bool {
-    space.uffd.probe(PAGE) != Probe::Gone && worker.memory.is_of(worker.program).unwrap_or(true)
 }
 
 /// Whether a page may go that was present a moment ago and may be evicted now.

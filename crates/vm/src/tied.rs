@@ -15,6 +15,7 @@ use std::time::{Duration, Instant};
 
 use crate::sys::process::{self, PidFd};
 use crate::sys::tether::Line;
+use crate::sys::threads::Threads;
 
 /// The most lines of one program. Each takes three descriptors.
 const MOST: usize = 64;
@@ -61,16 +62,23 @@ impl Tied {
         Tied { program, known: HashMap::new() }
     }
 
-    /// Returns whether there are so few that it takes little time to tie others.
+    /// Returns whether it takes little time to tie others: few are known, and these have few threads, each of which has a list of children.
     pub fn are_few(&self) -> bool {
         const FEW: usize = 16;
-        self.known.len() < FEW
+        const FEW_THREADS: usize = 64;
+        let threads = |pid| Threads::open(pid).map_or(0, |threads| threads.count());
+        self.known.len() < FEW && self.parents().into_iter().map(threads).sum::<usize>() < FEW_THREADS
+    }
+
+    /// Lists the processes whose children are to be tied.
+    fn parents(&self) -> Vec<i32> {
+        let tied = self.known.iter().filter(|(_, child)| child.is_some()).map(|(pid, _)| *pid);
+        tied.chain([self.program]).collect()
     }
 
     /// Ties all children that are not tied yet; returns the far ends of their lines, which the children's memory is to hold.
     pub fn tie_children(&mut self) -> Vec<RawFd> {
-        let tied = self.known.iter().filter(|(_, child)| child.is_some()).map(|(pid, _)| *pid);
-        let parents: Vec<i32> = tied.chain([self.program]).collect();
+        let parents = self.parents();
         let listed = children_of(&parents);
         // The children of a dead parent are listed no longer.
         self.known
