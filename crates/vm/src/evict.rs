@@ -68,17 +68,20 @@ impl Pager {
         // From the first registered page on, children have to say whose they are.
         space.uffd.register(Range::page(worker.hello.beacon))?;
         state.beacon = Some(worker.hello.beacon);
+        let parts = mappings.into_iter().flat_map(|mapping| mapping.without(worker.region()));
+        let missing: Vec<Range> = parts.flat_map(|part| state.registered.missing(part)).collect();
+        let is_small = |part: &Range| part.len() < layout::SMALLEST;
+        let small_ones: u64 = missing.iter().filter(|part| is_small(part)).map(|part| part.len()).sum();
         let mut tried = RangeSet::default();
-        for part in mappings.into_iter().flat_map(|mapping| mapping.without(worker.region())) {
-            for fresh in state.registered.missing(part) {
-                let continues =
-                    state.registered.contains(fresh.start.wrapping_sub(1)) || state.registered.contains(fresh.end);
-                // Refused where another userfaultfd watches, or where the mapping has changed meanwhile.
-                if (fresh.len() >= layout::SMALLEST || continues) && space.uffd.register(fresh).is_ok() {
-                    tried.insert(fresh);
-                }
-                visit::step();
+        for part in missing {
+            let continues =
+                state.registered.contains(part.start.wrapping_sub(1)) || state.registered.contains(part.end);
+            let is_worth_it = !is_small(&part) || continues || small_ones > layout::MOST_SMALL;
+            // Refused where another userfaultfd watches, or where the mapping has changed meanwhile.
+            if is_worth_it && space.uffd.register(part).is_ok() {
+                tried.insert(part);
             }
+            visit::step();
         }
         if !tried.is_empty() {
             self.take_registered(space, &mut state, &worker, &tried);
