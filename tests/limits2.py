@@ -1,6 +1,8 @@
 """Limits of groups from the first touch on, and of memory that was there before a limit came near."""
 from __future__ import annotations
 
+import json
+
 from behaviour import check, unless, wait_until
 from control import Manager
 from controlfs import need_fuse
@@ -73,3 +75,16 @@ def small_mappings(context: Context, test):
                 unless(before > (limit + 3) * MIB, "the limit is above what it has"), unless(answer.returncode == 0, answer.stderr),
                 unless(held, f"above the limit of {limit} MiB"))
     yield check("small-mappings: all of it is whole", unless(outcome.status == 0 and outcome.stdout == "0\n", complaint(outcome)), outcome.hang)
+
+
+@test("main-thread-ends", 60)
+def main_thread_ends(context: Context, test):
+    """A program whose main thread has ended is held to its limit all the same, and is whole."""
+    size, limit, rounds = 64, 24, 4
+    stats = context.directory() / "stats.json"
+    outcome = context.run([context.program("mainexit"), size], "--memory-max", f"{limit}M", "--stats", stats, "--quiet", timeout=test.seconds)
+    yield check("main-thread-ends: all of it is whole", unless(outcome.stdout == "mainexit: verified\n", complaint(outcome)), outcome.hang)
+    stored = json.loads(stats.read_text())["zswpout"]
+    # Each round goes through all of the memory, of which the limit has room for a part.
+    least = rounds * (size - limit) * MIB // 4096 // 2
+    yield check(f"main-thread-ends: {stored} pages stored", unless(stored >= least, f"{least} at least are wanted"))

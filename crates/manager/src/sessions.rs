@@ -30,7 +30,7 @@ use uzswap_vm::pager::Pager;
 use uzswap_vm::range::Range;
 use uzswap_vm::space::{Space, Worker};
 use uzswap_vm::sys::link::{Link, Received, is_pidfd, is_userfaultfd, peer_handle};
-use uzswap_vm::sys::process::{Kinship, Memory, Pagemap, PidFd, children, share_memory};
+use uzswap_vm::sys::process::{Kinship, Memory, Pagemap, PidFd, children, has_memory_of, share_memory};
 use uzswap_vm::sys::thread;
 use uzswap_vm::sys::threads::Threads;
 use uzswap_vm::sys::uffd::Uffd;
@@ -63,7 +63,7 @@ pub struct Session {
     pub forked: bool,
     /// How often its mappings were to be registered, and how often of these it was done.
     refreshes: [AtomicU64; 2],
-    /// Whether it waits for the thread that registers its mappings.
+    /// Tells that it waits for the thread that registers its mappings.
     pub awaits_registration: AtomicBool,
     /// When its mappings may be registered next.
     refresh_at: Mutex<Option<Instant>>,
@@ -213,7 +213,7 @@ impl Session {
 
     /// Whether the process still runs in this memory.
     pub fn is_current(&self) -> bool {
-        !self.pidfd.has_ended() && share_memory(self.pid, self.worker_pid).unwrap_or(true)
+        !self.pidfd.has_ended() && has_memory_of(self.pid, self.worker_pid).unwrap_or(true)
     }
 }
 

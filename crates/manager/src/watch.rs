@@ -3,7 +3,7 @@
 //! What programs touch is seen page by page where their mappings are registered, and only there. So they are, when the
 //! limit is near; far from it a job costs nothing, and its processes are measured from time to time. Whatever is mapped
 //! anew grows unseen until the next look and its registration. So one thread looks, puts on the brake if need be, and
-//! waits for no lock; another registers, which takes the locks of address spaces, and a third does so for those that are noisy
+//! waits for no lock of an address space; another registers, which takes these locks, and a third does so for those that are noisy
 //! ([`Space::is_noisy`](uzswap_vm::space::Space::is_noisy)). Users take turns at both.
 
 use std::collections::{HashMap, HashSet, VecDeque};

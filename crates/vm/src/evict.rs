@@ -69,6 +69,7 @@ impl Pager {
         space.uffd.register(Range::page(worker.hello.beacon))?;
         state.beacon = Some(worker.hello.beacon);
         let parts = mappings.into_iter().flat_map(|mapping| mapping.without(worker.region()));
+        let parts = parts.flat_map(|part| part.without(Range::page(worker.hello.beacon)));
         let missing: Vec<Range> = parts.flat_map(|part| state.registered.missing(part)).collect();
         let is_small = |part: &Range| part.len() < layout::SMALLEST;
         let small_ones: u64 = missing.iter().filter(|part| is_small(part)).map(|part| part.len()).sum();
@@ -464,30 +465,27 @@ impl Pager {
         }
     }
 
-    /// Parts with the worker of `space`, which is gone, or talks nonsense, or whose session ends. If its program lives on in this memory,
-    /// what is staged or on its way is lost with the worker.
-    pub(crate) fn lose_worker(&self, space: &Space) -> Talk {
-        let (lost, gone, worker) = {
-            let mut state = space.lock();
-            let request = state.request.take();
-            // Of an EVICT pages may be on their way that pass for untouched: nothing is filled any more, whatever becomes of the kill.
-            let gone = state.gone || matches!(request, Some(Request::Evict { .. }));
-            let lost = request.is_some() || state.staging.live() > 0;
-            state.gone = gone || lost;
-            (lost, gone, state.worker.take())
-        };
-        if let Some(worker) = worker.filter(|_| lost) {
-            // It may execute another program by now, which this process may have no right to look at: that one is not to be killed.
-            let unknown = |_| gone && space.uffd.probe(PAGE) != Probe::Gone;
-            if worker.memory.is_of(worker.program).unwrap_or_else(unknown) {
-                self.host.kill(space.id, "its worker is gone");
-            } else {
-                // Other processes that have this memory run on, as far as they do not need what is lost.
-                space.lock().gone = gone;
-            }
-        }
+    /// Parts with the worker of `space`, which is gone, or talks nonsense.
+    fn lose_worker(&self, space: &Space) -> Talk {
+        self.part_with_worker(space);
         self.service(space);
         Talk::Gone
+    }
+
+    /// Lets go of the worker of `space`. If its program lives on in this memory, what is staged or on its way is lost with the worker.
+    /// To be called by the thread that may talk with the worker.
+    pub(crate) fn part_with_worker(&self, space: &Space) {
+        let Some(worker) = space.worker() else { return };
+        let is_lost = |state: &State| state.request.is_some() || state.staging.live() > 0;
+        // Asked without the lock, for a look at the memory may take long.
+        let lives = is_lost(&space.lock()) && lives_in(space, &worker);
+        let mut state = space.lock();
+        if lives {
+            self.host.kill(space.id, "its worker is gone");
+        }
+        // Pages may be on their way that pass for untouched: nothing is filled any more, whatever becomes of the kill.
+        state.gone |= matches!(state.request.take(), Some(Request::Evict { .. }));
+        state.worker = None;
     }
 
     pub(crate) fn listen(&self, space: &Space, worker: &Worker, patience: Duration) -> Talk {
@@ -578,6 +576,11 @@ impl Pager {
         }
         moved
     }
+}
+
+/// Returns whether the program of `worker` still has this memory. It may have ended, or execute another program, which must not be killed.
+fn lives_in(space: &Space, worker: &Worker) -> bool {
+    worker.memory.is_of(worker.program).unwrap_or_else(|_| space.uffd.probe(PAGE) != Probe::Gone)
 }
 
 /// Whether a page may go that was present a moment ago and may be evicted now.

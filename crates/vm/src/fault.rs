@@ -205,24 +205,23 @@ impl Pager {
 
     /// Applies what was read in an epoch.
     fn settle(&self, space: &Space, state: &mut State, ordered: Vec<Event>, forks: Vec<Uffd>) {
-        let (mut rest, read) = (ordered, forks.len());
-        // Most children are there by now, and what follows takes milliseconds.
-        let tied = state.heirs.as_ref().filter(|_| read > 0).and_then(|heirs| heirs.tie_if_few()).unwrap_or(0);
+        let (mut rest, had_forks) = (ordered, !forks.is_empty());
         for (number, child) in forks.into_iter().enumerate() {
             let mut said = Vec::new();
             let inherited = |address| was_inherited(&child, address, &mut said);
             let (before, after) = epoch::split(&state.registered, rest, number, inherited);
             before.into_iter().for_each(|event| state.apply(&self.engine, event.change));
+            if number == 0 {
+                // Most children are there by now, and what follows takes milliseconds.
+                state.heirs.iter().for_each(|heirs| heirs.tie_if_few());
+            }
             self.fork(space, state, child, said);
             rest = after;
         }
         rest.into_iter().for_each(|event| state.apply(&self.engine, event.change));
         state.epoch += 1;
-        if let Some(heirs) = state.heirs.as_ref().filter(|_| read > 0) {
-            if tied < read {
-                heirs.tie_if_few();
-            }
-            heirs.tidy();
+        if had_forks {
+            state.heirs.iter().for_each(|heirs| heirs.tidy());
         }
     }
 

@@ -10,10 +10,10 @@
 //! 2. The kernel lets a forking thread go on when the fork has been read, and that thread has the child still to complete. So the
 //!    child runs later than that by some tens of microseconds, and the message is sent within a few.
 //! 3. Without a line to the manager such a child would wait for ever if manager and front ended. So the manager ties all children that are
-//!    there and not tied yet ([`Tied`]) as soon as it has read a fork, before work that takes milliseconds, and sends the far ends the same
-//!    way. A child may not be there yet: the manager looks once more before it answers the child's first fault. Where that may take long, a
-//!    thread of its own does it ([`Pager::tie_new_children`]), once for all children that ask for it meanwhile, and users take turns:
-//!    thousands of children of one program would keep the threads that serve faults.
+//!    there and not tied yet ([`Tied`]) when it has read a fork, before work that takes milliseconds, and sends the far ends the same
+//!    way. It does so only if that takes little time, and a child may not be there yet: so the manager looks once more before it
+//!    answers the child's first fault. Where that takes long, a thread of its own does it ([`Pager::tie_new_children`]), once for all
+//!    children that ask for it meanwhile, and users take turns: thousands of children of one program would keep the threads that serve faults.
 //! 4. What is sent stays until it is taken back, oldest first. Once in a while what is still needed is sent once more, and then
 //!    everything older is taken back. Children that are gone or tied by now need nothing.
 
@@ -22,7 +22,7 @@ use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Release};
 use std::sync::{Arc, Weak};
 
-use parking_lot::Mutex;
+use parking_lot::{Mutex, MutexGuard};
 
 use crate::owner::Owner;
 use crate::pager::Pager;
@@ -39,7 +39,7 @@ const FEW: usize = 64;
 #[derive(Debug)]
 pub(crate) struct Heirs {
     hold: Arc<Hold>,
-    /// Before `list` in the lock order. Held while `/proc` is read: a fork, which needs only `list`, does not wait for that.
+    /// Before `list` in the lock order. Held while `/proc` is read: a fork that finds it locked goes on without.
     tied: Mutex<Tied>,
     list: Mutex<List>,
     /// How often it was asked that the children be tied, and how many of these requests have been met.
@@ -88,30 +88,33 @@ impl Heirs {
     /// `child` is seen to run.
     pub fn tie_children(self: &Arc<Heirs>, pager: &Pager, child: &Space) {
         let number = self.asked.fetch_add(1, AcqRel) + 1;
-        if self.tie_if_few().is_some() {
-            return;
-        }
-        if let Some(child) = pager.space(child.id) {
+        if let Some(mut tied) = self.tied_if_few() {
+            self.tie(&mut tied);
+        } else if let Some(child) = pager.space(child.id) {
             child.awaits_tie.store(true, Release);
             pager.ties.add(Owner::user_of(&child.owner), Tie { heirs: self.clone(), number, child });
         }
     }
 
-    /// Ties the children that `/proc` lists by now, if few are tied and no other thread does it; returns how many were new.
-    pub fn tie_if_few(&self) -> Option<usize> {
-        let mut tied = self.tied.try_lock().filter(|tied| tied.are_few())?;
-        Some(self.tie(&mut tied))
+    /// Ties the children that `/proc` lists by now, if that takes little time and no other thread does it.
+    pub fn tie_if_few(&self) {
+        if let Some(mut tied) = self.tied_if_few() {
+            self.tie(&mut tied);
+        }
     }
 
-    /// Meets all requests that have been made so far; returns how many children were new.
-    fn tie(&self, tied: &mut Tied) -> usize {
+    fn tied_if_few(&self) -> Option<MutexGuard<'_, Tied>> {
+        self.tied.try_lock().filter(|tied| tied.are_few())
+    }
+
+    /// Meets all requests that have been made so far.
+    fn tie(&self, tied: &mut Tied) {
         let asked = self.asked.load(Acquire);
         let far_ends = tied.tie_children();
         let mut list = self.list.lock();
         // As above. Then the manager's own copies are the only ones.
         list.messages += self.hold.keep(&far_ends).unwrap_or(0);
         self.met.store(asked, Release);
-        far_ends.len()
     }
 
     /// Notes that the worker of process `pid` has been told to tie it.

@@ -12,7 +12,7 @@ use crate::range::Range;
 /// Mappings smaller than this are left alone, unless they continue a managed one, or are more than [`MOST_SMALL`] together.
 pub const SMALLEST: u64 = 64 << 10;
 
-/// What small mappings of a process may have, in bytes, before they are managed, too.
+/// What the small mappings of a process that are not managed may have together, in bytes.
 pub const MOST_SMALL: u64 = 1 << 20;
 
 /// The text of `/proc/PID/maps` is this long at most for a process with few mappings: three thousand, if it is short for each.

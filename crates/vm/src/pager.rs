@@ -463,7 +463,7 @@ impl Pager {
         if let Some(worker) = late {
             self.listen(space, &worker, space.owner.patience());
         }
-        self.lose_worker(space);
+        self.part_with_worker(space);
     }
 }
 

@@ -62,7 +62,7 @@ impl Tied {
         Tied { program, known: HashMap::new() }
     }
 
-    /// Returns whether it takes little time to tie others: few are known, and these have few threads, each of which has a list of children.
+    /// Returns whether it takes little time to tie others: few children are listed, and their parents have few threads, each with a list of its own.
     pub fn are_few(&self) -> bool {
         const FEW: usize = 16;
         const FEW_THREADS: usize = 64;

@@ -26,7 +26,7 @@ impl<T> UserQueue<T> {
         self.add_to(&mut self.users.lock(), user, item);
     }
 
-    /// As [`add`](Self::add), unless another thread has the queue at this moment. Returns whether the item was added.
+    /// Adds what `user` has waiting, unless another thread has the queue at this moment. Returns whether the item was added.
     pub fn try_add(&self, user: Arc<Owner>, item: T) -> bool {
         self.users.try_lock().map(|mut users| self.add_to(&mut users, user, item)).is_some()
     }

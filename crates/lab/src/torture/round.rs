@@ -83,13 +83,8 @@ pub(crate) fn run(
         let job = round.start_job(number, victim, plan.seconds)?;
         round.jobs.push(job);
     }
-    let ended = round.attend(interrupt, counts, before);
+    let ended = round.attend(interrupt, counts, before).and_then(|()| round.leaves_no_files(&earlier));
     ended.with_context(|| format!("killed: {}", round.killed_in_words()))?;
-    // A process id comes round again: what is older is of another process.
-    let left: Vec<String> = files_of(&round.seen).into_iter().filter(|file| !earlier.contains(file)).collect();
-    if !left.is_empty() {
-        bail!("files left behind: {}", left.join(", "));
-    }
     fs::remove_dir_all(&round.directory)?;
     Ok(())
 }
@@ -104,6 +99,15 @@ impl Round<'_> {
             self.stop_daemon(before)?;
         }
         self.await_nothing()
+    }
+
+    fn leaves_no_files(&self, earlier: &[String]) -> Result<()> {
+        // A process id comes round again: what is older is of another process.
+        let left: Vec<String> = files_of(&self.seen).into_iter().filter(|file| !earlier.contains(file)).collect();
+        if !left.is_empty() {
+            bail!("files left behind: {}", left.join(", "));
+        }
+        Ok(())
     }
 
     fn struck(&self) -> bool {

@@ -17,6 +17,7 @@ use uzswap_proto::Nonce;
 
 use crate::PAGE;
 use crate::range::Range;
+use crate::sys::threads::Threads;
 
 /// The memory that a process had when this was opened, whatever the process executes later.
 ///
@@ -58,7 +59,7 @@ impl Memory {
     /// One of them is gone, or may not be looked at.
     pub fn is_of(&self, pid: i32) -> io::Result<bool> {
         let (nonce, address) = self.challenge()?;
-        Ok(Memory::open(pid, self.proof)?.has(nonce, address))
+        any_thread(pid, |id| Ok(Memory::open(id, self.proof)?.has(nonce, address)))
     }
 
     /// Writes a new number into the proof page; gives it, and where it is.
@@ -312,6 +313,28 @@ pub fn share_memory(one: i32, other: i32) -> io::Result<bool> {
     // SAFETY: no pointers.
     let result = unsafe { libc::syscall(libc::SYS_kcmp, one, other, KCMP_VM, 0, 0) };
     super::check(result as libc::c_int).map(|order| order == 0)
+}
+
+/// Returns whether process `pid` has the memory that process `other` has.
+///
+/// # Errors
+/// One of them is gone, or may not be looked at.
+pub fn has_memory_of(pid: i32, other: i32) -> io::Result<bool> {
+    any_thread(pid, |id| share_memory(id, other))
+}
+
+/// Returns whether `is` is true of a thread of process `pid`. A thread that has ended has no memory, and the main thread may end before
+/// others do (`pthread_exit` in `main`). If it is true of none, the answer is that for the main thread.
+fn any_thread(pid: i32, is: impl Fn(i32) -> io::Result<bool>) -> io::Result<bool> {
+    let main = is(pid);
+    if !matches!(main, Ok(true)) {
+        let mut found = false;
+        Threads::open(pid)?.look_through(1, |id| found = found || is(id).unwrap_or(false));
+        if found {
+            return Ok(true);
+        }
+    }
+    main
 }
 
 /// Which pages of a process are present.
