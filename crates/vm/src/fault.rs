@@ -360,7 +360,7 @@ impl Pager {
             PageState::Resident => self.answer_untouched(space, state, pass, *fault),
             PageState::Staged(sequence) => {
                 space.stall(state, fault);
-                self.rescue(space, state, pass, page, sequence)
+                self.rescue(space, state, pass, *fault, sequence)
             }
             // The thread that loads it wakes everybody.
             PageState::Loading(_) => {
@@ -371,7 +371,10 @@ impl Pager {
                 space.stall(state, fault);
                 let (window, mut pages) = self.wanted(space, state, page);
                 self.pass_over_guards(space, state, &mut pages);
-                while !pass.admits(space, pages.len() as u64) {
+                if fault.needs_no_room() {
+                    pages.truncate(1);
+                }
+                while !fault.needs_no_room() && !pass.admits(space, pages.len() as u64) {
                     if pages.len() == 1 {
                         return Answer::NoRoom;
                     }
@@ -499,9 +502,10 @@ impl Pager {
     }
 
     /// Gives a staged page back: it is copied, and its copy in the staging area is discarded in its turn.
-    fn rescue(&self, space: &Space, state: &mut State, pass: &mut Pass, page: u64, sequence: u32) -> Answer {
+    fn rescue(&self, space: &Space, state: &mut State, pass: &mut Pass, fault: Fault, sequence: u32) -> Answer {
+        let page = fault.page;
         // Until that has been discarded the page is there twice.
-        if !pass.admits(space, 1) {
+        if !fault.needs_no_room() && !pass.admits(space, 1) {
             return Answer::NoRoom;
         }
         let mut data = [0; PAGE_SIZE];

@@ -132,12 +132,20 @@ impl Worker {
 pub(crate) struct Fault {
     pub page: u64,
     pub write: bool,
+    /// Which thread; 0 if the manager wants the page back for the end of a thread ([`State::want_back`]).
     pub tid: u32,
     pub since: Instant,
     /// It was found to wait for memory, and is among `State::stalled`.
     pub stalls: bool,
     /// The thread does not sleep while it waits: it is answered though its process rests.
     pub insists: bool,
+}
+
+impl Fault {
+    /// Tells that it is answered even if there is no room: the kernel wants the page when a thread ends, and does not wait for it.
+    pub fn needs_no_room(&self) -> bool {
+        self.tid == 0
+    }
 }
 
 /// What a worker has been asked for and not yet answered.
