@@ -73,13 +73,18 @@ impl Pager {
         let missing: Vec<Range> = parts.flat_map(|part| state.registered.missing(part)).collect();
         let is_small = |part: &Range| part.len() < layout::SMALLEST;
         let small_ones: u64 = missing.iter().filter(|part| is_small(part)).map(|part| part.len()).sum();
+        let mut small_room = if small_ones > layout::MOST_SMALL { layout::SMALL_AT_ONCE } else { 0 };
         let mut tried = RangeSet::default();
         for part in missing {
             let continues =
                 state.registered.contains(part.start.wrapping_sub(1)) || state.registered.contains(part.end);
-            let is_worth_it = !is_small(&part) || continues || small_ones > layout::MOST_SMALL;
+            let is_left_alone = is_small(&part) && !continues;
+            if is_left_alone && small_room == 0 {
+                continue;
+            }
+            small_room -= usize::from(is_left_alone);
             // Refused where another userfaultfd watches, or where the mapping has changed meanwhile.
-            if is_worth_it && space.uffd.register(part).is_ok() {
+            if space.uffd.register(part).is_ok() {
                 tried.insert(part);
             }
             visit::step();

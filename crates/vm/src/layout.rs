@@ -15,6 +15,9 @@ pub const SMALLEST: u64 = 64 << 10;
 /// What the small mappings of a process that are not managed may have together, in bytes.
 pub const MOST_SMALL: u64 = 1 << 20;
 
+/// How many small mappings are registered at once: reclaim cannot look at the address space meanwhile.
+pub const SMALL_AT_ONCE: usize = 1024;
+
 /// The text of `/proc/PID/maps` is this long at most for a process with few mappings: three thousand, if it is short for each.
 pub const FEW: u64 = 256 << 10;
 
