@@ -63,17 +63,17 @@ def small_mappings(context: Context, test):
 
     def current() -> int:
         text = job.get("cgroup/memory.current")
-        return int(text) if text.strip().isdigit() else 0       # it has been killed
+        return int(text) if text.strip().isdigit() else 0       # the job has ended
 
     before = current()
     answer = job.ask("set", "cgroup/memory.max", f"{limit}M")
-    held = wait_until(lambda: current() <= limit * MIB + allowed(limit * MIB), 10)
+    held = wait_until(lambda: 0 < current() <= limit * MIB + allowed(limit * MIB), 10)
     after = current()
     (directory / "go-on").touch()
     outcome = job.job.wait(test.seconds)
     yield check(f"small-mappings: {before / MIB:.1f} MiB, then {after / MIB:.1f}", unless(filled, "it does not fill its memory"),
                 unless(before > (limit + 3) * MIB, "the limit is above what it has"), unless(answer.returncode == 0, answer.stderr),
-                unless(held, f"above the limit of {limit} MiB"))
+                unless(held, f"not within the limit of {limit} MiB"))
     yield check("small-mappings: all of it is whole", unless(outcome.status == 0 and outcome.stdout == "0\n", complaint(outcome)), outcome.hang)
 
 

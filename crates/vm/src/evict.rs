@@ -71,18 +71,8 @@ impl Pager {
         let parts = mappings.into_iter().flat_map(|mapping| mapping.without(worker.region()));
         let parts = parts.flat_map(|part| part.without(Range::page(worker.hello.beacon)));
         let missing: Vec<Range> = parts.flat_map(|part| state.registered.missing(part)).collect();
-        let is_small = |part: &Range| part.len() < layout::SMALLEST;
-        let small_ones: u64 = missing.iter().filter(|part| is_small(part)).map(|part| part.len()).sum();
-        let mut small_room = if small_ones > layout::MOST_SMALL { layout::SMALL_AT_ONCE } else { 0 };
         let mut tried = RangeSet::default();
-        for part in missing {
-            let continues =
-                state.registered.contains(part.start.wrapping_sub(1)) || state.registered.contains(part.end);
-            let is_left_alone = is_small(&part) && !continues;
-            if is_left_alone && small_room == 0 {
-                continue;
-            }
-            small_room -= usize::from(is_left_alone);
+        for part in layout::worth_watching(missing, &state.registered) {
             // Refused where another userfaultfd watches, or where the mapping has changed meanwhile.
             if space.uffd.register(part).is_ok() {
                 tried.insert(part);
@@ -481,11 +471,14 @@ impl Pager {
     /// To be called by the thread that may talk with the worker.
     pub(crate) fn part_with_worker(&self, space: &Space) {
         let Some(worker) = space.worker() else { return };
-        let is_lost = |state: &State| state.request.is_some() || state.staging.live() > 0;
-        // Asked without the lock, for a look at the memory may take long.
-        let lives = is_lost(&space.lock()) && lives_in(space, &worker);
+        let is_lost = {
+            let state = space.lock();
+            state.request.is_some() || state.staging.live() > 0
+        };
+        // Without the lock, for a look at the memory may take long.
+        let kills = is_lost && lives_in(space, &worker);
         let mut state = space.lock();
-        if lives {
+        if kills {
             self.host.kill(space.id, "its worker is gone");
         }
         // Pages may be on their way that pass for untouched: nothing is filled any more, whatever becomes of the kill.

@@ -372,9 +372,10 @@ impl Pager {
                 let (window, mut pages) = self.wanted(space, state, page);
                 self.pass_over_guards(space, state, &mut pages);
                 if fault.needs_no_room() {
+                    // Its neighbours do.
                     pages.truncate(1);
                 }
-                while !fault.needs_no_room() && !pass.admits(space, pages.len() as u64) {
+                while !pass.admits_for(fault, space, pages.len() as u64) {
                     if pages.len() == 1 {
                         return Answer::NoRoom;
                     }
@@ -505,7 +506,7 @@ impl Pager {
     fn rescue(&self, space: &Space, state: &mut State, pass: &mut Pass, fault: Fault, sequence: u32) -> Answer {
         let page = fault.page;
         // Until that has been discarded the page is there twice.
-        if !fault.needs_no_room() && !pass.admits(space, 1) {
+        if !pass.admits_for(&fault, space, 1) {
             return Answer::NoRoom;
         }
         let mut data = [0; PAGE_SIZE];
@@ -795,6 +796,10 @@ impl Pass {
 
     fn admits(&self, space: &Space, pages: u64) -> bool {
         !self.starves && space.account().admit(pages)
+    }
+
+    fn admits_for(&self, fault: &Fault, space: &Space, pages: u64) -> bool {
+        fault.needs_no_room() || self.admits(space, pages)
     }
 }
 

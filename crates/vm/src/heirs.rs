@@ -88,7 +88,7 @@ impl Heirs {
     /// `child` is seen to run.
     pub fn tie_children(self: &Arc<Heirs>, pager: &Pager, child: &Space) {
         let number = self.asked.fetch_add(1, AcqRel) + 1;
-        if let Some(mut tied) = self.tied_if_few() {
+        if let Some(mut tied) = self.lock_if_few() {
             self.tie(&mut tied);
         } else if let Some(child) = pager.space(child.id) {
             child.awaits_tie.store(true, Release);
@@ -98,12 +98,12 @@ impl Heirs {
 
     /// Ties the children that `/proc` lists by now, if that takes little time and no other thread does it.
     pub fn tie_if_few(&self) {
-        if let Some(mut tied) = self.tied_if_few() {
+        if let Some(mut tied) = self.lock_if_few() {
             self.tie(&mut tied);
         }
     }
 
-    fn tied_if_few(&self) -> Option<MutexGuard<'_, Tied>> {
+    fn lock_if_few(&self) -> Option<MutexGuard<'_, Tied>> {
         self.tied.try_lock().filter(|tied| tied.are_few())
     }
 

@@ -2,21 +2,21 @@
 //!
 //! Managed is private anonymous memory that can be read and written but not executed (a move wants both ends to have the
 //! same rights, and the staging area is read-write). Left alone: files, shared memory, the stack that grows by itself,
-//! reserves without rights, guard pages, code from a compiler at run time, and what is too small to matter.
+//! reserves without rights, guard pages, code from a compiler at run time, and small mappings as long as they are few.
 
 use std::fs::File;
 use std::io::{self, Read};
 
-use crate::range::Range;
+use crate::range::{Range, RangeSet};
 
 /// Mappings smaller than this are left alone, unless they continue a managed one, or are more than [`MOST_SMALL`] together.
-pub const SMALLEST: u64 = 64 << 10;
+const SMALLEST: u64 = 64 << 10;
 
 /// What the small mappings of a process that are not managed may have together, in bytes.
-pub const MOST_SMALL: u64 = 1 << 20;
+const MOST_SMALL: u64 = 1 << 20;
 
 /// How many small mappings are registered at once: reclaim cannot look at the address space meanwhile.
-pub const SMALL_AT_ONCE: usize = 1024;
+const SMALL_AT_ONCE: usize = 1024;
 
 /// The text of `/proc/PID/maps` is this long at most for a process with few mappings: three thousand, if it is short for each.
 pub const FEW: u64 = 256 << 10;
@@ -36,6 +36,20 @@ pub fn manageable_within(pid: i32, limit: u64) -> io::Result<Option<(Vec<Range>,
     let maps = read_up_to(pid, limit.saturating_add(1))?;
     let len = maps.len() as u64;
     Ok((len <= limit).then(|| (parse(&maps), len)))
+}
+
+/// Selects those of `missing`, which is not registered, that are to be registered now: all but small ones, and of these those that continue
+/// what is registered; where the small ones are many, some of them at a time.
+pub(crate) fn worth_watching(missing: Vec<Range>, registered: &RangeSet) -> Vec<Range> {
+    let is_left_alone = |part: &Range| {
+        let continues = registered.contains(part.start.wrapping_sub(1)) || registered.contains(part.end);
+        part.len() < SMALLEST && !continues
+    };
+    let (left_alone, mut worth): (Vec<Range>, Vec<Range>) = missing.into_iter().partition(is_left_alone);
+    if left_alone.iter().map(|part| part.len()).sum::<u64>() > MOST_SMALL {
+        worth.extend(left_alone.into_iter().take(SMALL_AT_ONCE));
+    }
+    worth
 }
 
 fn read(pid: i32) -> io::Result<String> {
@@ -96,6 +110,22 @@ mod tests {
 ";
         let starts: Vec<u64> = parse(maps).into_iter().map(|range| range.start).collect();
         assert_eq!(starts, [0x55d0_c000_0000, 0x7f00_0000_0000, 0x7f00_3000_0000]);
+    }
+
+    #[test]
+    fn small_mappings_are_watched_where_they_are_many() {
+        const PAGE: u64 = 4096;
+        let small = |count: u64| -> Vec<Range> { (1..=count).map(|i| Range::sized(i * 2 * PAGE, PAGE)).collect() };
+        let large = Range::sized(1 << 40, SMALLEST);
+        let watched = |missing: &[Range], registered: &RangeSet| worth_watching(missing.to_vec(), registered);
+        let mut registered = RangeSet::default();
+        assert_eq!(watched(&[small(MOST_SMALL / PAGE), vec![large]].concat(), &registered), [large]);
+        let many = small(MOST_SMALL / PAGE + 1);
+        assert_eq!(watched(&many, &registered), many);
+        assert_eq!(watched(&small(1 << 16), &registered), small(SMALL_AT_ONCE as u64));
+        // What continues a watched mapping is watched, on both sides of it.
+        registered.insert(Range::sized(5 * PAGE, PAGE));
+        assert_eq!(watched(&small(4), &registered), [Range::sized(4 * PAGE, PAGE), Range::sized(6 * PAGE, PAGE)]);
     }
 
     #[test]

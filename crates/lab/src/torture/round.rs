@@ -248,7 +248,7 @@ impl Round<'_> {
         if plan.spare_one_guard && fronts(&chosen) && managers(&chosen) {
             chosen.retain(|process| !matches!(process.part, Part::Worker | Part::Front));
         }
-        self.killed = chosen.iter().copied().copied().collect();
+        self.killed = chosen.iter().map(|process| **process).collect();
         chosen.iter().for_each(|process| send(process.id, Signal::KILL));
     }
 
