@@ -112,6 +112,27 @@ class Controlled(Manager):
         return self.job.wait(timeout)
 
 
+@test("control-freeze", 60)
+def control_freeze(context: Context, test):
+    """Programs that are stopped with their group while they execute another go on with it."""
+    manager = Manager(context)
+    job = context.start([context.program("execchain"), 8, context.size(300, 1500)], "--memory-max", "12M", "--quiet",
+                        "--control", manager.socket)
+    began = wait_until(lambda: os.path.exists(manager.socket), 10)
+    ended = lambda: job.process.poll() is not None
+    end, cycles, refused = time.monotonic() + context.size(4, 20), 0, []
+    while not ended() and time.monotonic() < end:
+        answers = [manager.ask("set", "cgroup/cgroup.freeze", value) for value in "10"]
+        refused += [answer.stderr for answer in answers if answer.returncode]
+        # A job whose manager does not answer any more is about to end.
+        if refused and wait_until(ended, 1):
+            refused.clear()
+        cycles += 1
+    outcome = job.wait(30)
+    yield check(f"control-freeze: {cycles} times", unless(began and cycles > 20, "it was not frozen"), unless(not refused, f"{refused}"),
+                unless(outcome.status == 0 and "MISMATCH" not in outcome.stderr, complaint(outcome)), outcome.hang)
+
+
 @test("control", 90)
 def control(context: Context, test):
     """Everything in the tree of a running job can be listed and read; what is set takes effect."""

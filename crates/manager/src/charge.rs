@@ -365,6 +365,11 @@ impl Charge {
         (self.max() as i64 - self.left.load(Relaxed)) - self.mark(0) as i64
     }
 
+    /// Whether the group, or one above it, is frozen.
+    pub fn is_frozen(&self) -> bool {
+        self.path().any(|charge| charge.frozen.load(Relaxed))
+    }
+
     /// Whether the limit is so near that mappings are watched.
     pub fn is_near(&self) -> bool {
         self.current.load(Relaxed) > self.watch_from()

@@ -116,7 +116,7 @@ impl JobMachine {
             for _ in 0..LOOKS {
                 std::thread::sleep(Duration::from_millis(20));
                 for tenant in stopped.iter().filter(|tenant| jobs.get(tenant.job.token).is_some()) {
-                    if is_frozen(&charge) {
+                    if charge.is_frozen() {
                         return;
                     }
                     if executioner::is_stopped(tenant.front_pid) {
@@ -148,11 +148,6 @@ impl JobMachine {
         self.engine.set_max_pool_bytes(pool_cap(&config, self.config.swap != SwapConfig::None));
         self.shrink_worker.set_cap(pool_cap(&config, true));
     }
-}
-
-/// Whether a group, or one above it, is frozen.
-fn is_frozen(charge: &Charge) -> bool {
-    charge.path().any(|charge| charge.frozen.load(Relaxed))
 }
 
 /// Whether a process has the agent in its memory. False once it is gone.
@@ -258,9 +253,9 @@ impl Machine for JobMachine {
 
     fn move_process(&self, pid: i32, group: GroupId) -> Result<(), Error> {
         let charge = self.charge(group)?;
-        let was_frozen = self.sessions.of_pid(pid).is_some_and(|session| is_frozen(&session.charge()));
+        let was_frozen = self.sessions.of_pid(pid).is_some_and(|session| session.charge().is_frozen());
         self.sessions.move_process(pid, &charge)?;
-        if let Some(session) = self.sessions.of_pid(pid).filter(|_| was_frozen && !is_frozen(&charge)) {
+        if let Some(session) = self.sessions.of_pid(pid).filter(|_| was_frozen && !charge.is_frozen()) {
             self.let_fronts_go_on(&charge, vec![session.tenant.clone()]);
         }
         self.bring_below_limits(pid, &charge);
@@ -274,7 +269,7 @@ impl Machine for JobMachine {
     fn set_frozen(&self, group: GroupId, frozen: bool) -> Result<(), Error> {
         let charge = self.charge(group)?;
         charge.frozen.store(frozen, Relaxed);
-        self.below(group).iter().for_each(|session| session.stop_or_go_on());
+        self.sessions.stop_or_go_on(group);
         if !frozen {
             let sessions = self.below(group);
             let holds = |tenant: &Tenant| {

@@ -65,6 +65,8 @@ pub struct Session {
     refreshes: [AtomicU64; 2],
     /// Tells that it waits for the thread that registers its mappings.
     pub awaits_registration: AtomicBool,
+    /// It was stopped with its group, and was not let go on since.
+    stopped: AtomicBool,
     /// When its mappings may be registered next.
     refresh_at: Mutex<Option<Instant>>,
     charge: RwLock<Arc<Charge>>,
@@ -182,10 +184,17 @@ impl Session {
     }
 
     /// Stops the process if its group, or one above it, is frozen; else lets it go on.
-    pub fn stop_or_go_on(&self) {
-        let frozen = self.charge().path().any(|charge| charge.frozen.load(Relaxed));
-        // It may have ended just now.
-        let _ = self.pidfd.kill(if frozen { libc::SIGSTOP } else { libc::SIGCONT });
+    fn stop_or_go_on(&self) {
+        loop {
+            let frozen = self.charge().is_frozen();
+            self.stopped.store(frozen, Relaxed);
+            // It may have ended just now.
+            let _ = self.pidfd.kill(if frozen { libc::SIGSTOP } else { libc::SIGCONT });
+            // Another thread may have sent the other signal before this one.
+            if self.charge().is_frozen() == frozen {
+                break;
+            }
+        }
     }
 
     /// Resident anonymous pages; 0 once the process is gone.
@@ -285,6 +294,8 @@ struct List {
 struct Moved {
     process: MovedProcess,
     charge: Arc<Charge>,
+    /// It was stopped with its group when it had a session, and was not let go on since.
+    stopped: AtomicBool,
 }
 
 /// How a process that was moved is known. A descriptor for each could be all that the manager has: so a user has some, and further ones are
@@ -300,6 +311,18 @@ impl MovedProcess {
         match self {
             MovedProcess::Handle { process, .. } => process.has_ended(),
             MovedProcess::Number { pid, started } => Kinship::of(*pid).is_none_or(|now| now.started != *started),
+        }
+    }
+
+    /// Lets it go on after a stop. An error is that of a process that has ended.
+    fn go_on(&self) -> std::io::Result<()> {
+        match self {
+            MovedProcess::Handle { process, .. } => process.kill(libc::SIGCONT),
+            MovedProcess::Number { pid, .. } => {
+                let process = PidFd::open(*pid)?;
+                // The number may be another process's.
+                if self.has_ended() { Ok(()) } else { process.kill(libc::SIGCONT) }
+            }
         }
     }
 }
@@ -326,6 +349,13 @@ impl List {
 }
 
 impl Moved {
+    /// Lets the process go on if it was stopped with its group, and that is frozen no longer.
+    fn go_on_unless_frozen(&self) {
+        if !self.charge.is_frozen() && self.stopped.swap(false, Relaxed) {
+            let _ = self.process.go_on();
+        }
+    }
+
     fn is_known_by_number(&self) -> bool {
         matches!(self.process, MovedProcess::Number { .. })
     }
@@ -537,6 +567,7 @@ impl Sessions {
             forked,
             refreshes: Default::default(),
             awaits_registration: AtomicBool::new(false),
+            stopped: AtomicBool::new(false),
             refresh_at: Default::default(),
             charge,
             worker_pid,
@@ -546,7 +577,7 @@ impl Sessions {
         });
         let old = list.by_pid.insert(pid, session.clone());
         drop(list);
-        if session.charge().path().any(|charge| charge.frozen.load(Relaxed)) {
+        if session.charge().is_frozen() {
             session.stop_or_go_on();
         }
         self.groups.watch_bell.ring();
@@ -593,6 +624,15 @@ impl Sessions {
         known.or_else(|| Some(self.heir_of(&*tenant()?, pid)))
     }
 
+    /// Stops the processes of a group and of those below it, or lets them go on: as the group, or one above it, is frozen or not.
+    pub fn stop_or_go_on(&self, group: GroupId) {
+        // A process that executes another program takes the signal with it, and its session ends: that waits for the lock.
+        let list = self.list.read();
+        let sessions = list.by_pid.values().filter(|session| session.charge().is_below(group));
+        sessions.for_each(|session| session.stop_or_go_on());
+        list.moved.values().filter(|moved| moved.charge.is_below(group)).for_each(Moved::go_on_unless_frozen);
+    }
+
     /// Moves a process of a job to another group: from now on that pays.
     ///
     /// # Errors
@@ -603,21 +643,30 @@ impl Sessions {
         let Some(session) = list.by_pid.get(&pid) else {
             let process = PidFd::open(pid).map_err(|_| Error::NoProcess)?;
             let tenant = self.jobs.of_descendant(ancestors(pid).skip(1)).ok_or(Error::NoProcess)?;
-            self.note_moved(&mut list, &tenant, process, pid, charge.clone());
+            let stopped = list.moved.get(&pid).is_some_and(|moved| moved.stopped.load(Relaxed));
+            self.note_moved(&mut list, &tenant, process, pid, charge.clone(), stopped);
+            list.moved.get(&pid).into_iter().for_each(Moved::go_on_unless_frozen);
             return Ok(());
         };
         let before = std::mem::replace(&mut *session.charge.write(), charge.clone());
         self.groups.watch_bell.ring();
         session.space.charge_to(charge.clone());
-        let frozen = |charge: &Charge| charge.path().any(|charge| charge.frozen.load(Relaxed));
-        if frozen(&before) != frozen(charge) {
+        if before.is_frozen() != charge.is_frozen() {
             session.stop_or_go_on();
         }
         Ok(())
     }
 
-    /// Notes where a process without a session was moved to.
-    fn note_moved(&self, list: &mut List, tenant: &Tenant, handle: PidFd, pid: i32, charge: Arc<Charge>) {
+    /// Notes where a process without a session was moved to, and whether it was stopped with its group.
+    fn note_moved(
+        &self,
+        list: &mut List,
+        tenant: &Tenant,
+        handle: PidFd,
+        pid: i32,
+        charge: Arc<Charge>,
+        stopped: bool,
+    ) {
         list.moved.remove(&pid);
         let process = match counted(tenant, &self.moved) {
             Ok(_ticket) => MovedProcess::Handle { process: handle, _ticket },
@@ -627,7 +676,7 @@ impl Sessions {
                 MovedProcess::Number { pid, started }
             }
         };
-        list.moved.insert(pid, Moved { process, charge });
+        list.moved.insert(pid, Moved { process, charge, stopped: AtomicBool::new(stopped) });
     }
 
     /// Has the children of a process that have no session yet stay in its group when it leaves: they would be taken for its heirs
@@ -640,7 +689,7 @@ impl Sessions {
             let mut list = self.list.write();
             let is_known = list.moved(child).is_some() || list.by_pid.contains_key(&child);
             if !is_known {
-                self.note_moved(&mut list, &tenant, process, child, charge.clone());
+                self.note_moved(&mut list, &tenant, process, child, charge.clone(), false);
             }
         }
     }
@@ -670,9 +719,13 @@ impl Sessions {
         let mut list = self.list.write();
         if list.by_pid.get(&session.pid).is_some_and(|current| current.id == session.id) {
             list.by_pid.remove(&session.pid);
+            let stopped = session.stopped.load(Relaxed);
             // It executes another program, which is in the same group when it joins, if it does.
             if let Some(process) = PidFd::open(session.pid).ok().filter(|_| !session.pidfd.has_ended()) {
-                self.note_moved(&mut list, &session.tenant, process, session.pid, session.charge());
+                self.note_moved(&mut list, &session.tenant, process, session.pid, session.charge(), stopped);
+            } else if stopped {
+                // For want of a descriptor it is not known any more when its group is to go on.
+                let _ = session.pidfd.kill(libc::SIGCONT);
             }
         }
     }
