@@ -172,6 +172,12 @@ def neighbours(context: Context, test):
     now = daemon.count("cgroup/quiet/memory.stat", "zswpwb")
     yield check("daemon-neighbours: its part of the pool", unless(pooled > 4 * MIB, f"{pooled} bytes in the pool"),
                 unless(now == written, f"{now - written} pages written back"))
+
+    # The cap of the whole pool is half of the limit.
+    loud.touch(128)
+    now, others = (daemon.count(f"cgroup/{group}/memory.stat", "zswpwb") for group in ("quiet", "loud"))
+    yield check("daemon-neighbours: its part of the pool at the cap", unless(others > 1000, f"the other wrote back {others} pages"),
+                unless(now == written, f"{now - written} pages written back"))
     yield check("daemon-neighbours: both whole", *(whole(job.end()) for job in (quiet, loud)))
     yield check("daemon-neighbours: ends", unless(daemon.end().status == 0, "status"), *daemon.is_gone())
 

@@ -257,11 +257,7 @@ impl Groups {
     /// below them. If nothing of others is in the pool it is those that have only `memory.low`, which is counted.
     pub fn exposed(&self) -> Vec<Arc<Charge>> {
         let all = self.all();
-        let is_protected = |charge: &Charge, limit| {
-            let granted = self.protection(charge, ROOT, limit);
-            granted > 0 && charge.current.load(Relaxed) <= granted
-        };
-        let held = |limit| all.iter().filter(|it| is_protected(it, limit)).map(|it| it.id).collect::<Vec<_>>();
+        let held = |limit| all.iter().filter(|it| self.protects(it, ROOT, limit)).map(|it| it.id).collect::<Vec<_>>();
         let (low, min) = (held(Limit::Low), held(Limit::Min));
         let is_below = |charge: &Charge, heads: &[GroupId]| charge.path().any(|above| heads.contains(&above.id));
         let is_free = |charge: &Charge| !is_below(charge, &low) && !is_below(charge, &min);
@@ -272,33 +268,42 @@ impl Groups {
         if low.is_empty() || zswap(&all[0]) > kept {
             return all.iter().filter(|charge| is_free(charge)).cloned().collect();
         }
-        low.iter().filter_map(|id| self.get(*id)).for_each(|charge| charge.count(|events| &events.low));
+        self.note_low_gave_way();
         all.iter().filter(|charge| !is_below(charge, &min)).cloned().collect()
     }
 
     /// The groups whose pools may be shrunk for the need of `target`: itself, if no group below it is protected, or else those
     /// below that are not. If all are it is those that have only `memory.low`.
     pub fn unprotected(&self, target: &Charge) -> Vec<Arc<Charge>> {
+        let free = self.unprotected_by(&[Limit::Low, Limit::Min], target);
+        if free.is_empty() { self.unprotected_by(&[Limit::Min], target) } else { free }
+    }
+
+    /// As [`unprotected`](Self::unprotected), where only these limits protect: none if they protect all.
+    pub fn unprotected_by(&self, limits: &[Limit], target: &Charge) -> Vec<Arc<Charge>> {
         let all = self.all();
         let below: Vec<&Arc<Charge>> = all.iter().filter(|charge| charge.is_below(target.id)).collect();
-        let without = |limits: &[Limit]| {
-            let is_protected = |charge: &Charge| {
-                limits.iter().any(|limit| {
-                    let granted = self.protection(charge, target.id, *limit);
-                    granted > 0 && charge.current.load(Relaxed) <= granted
-                })
-            };
-            let protected: Vec<&Charge> = below.iter().map(|charge| &***charge).filter(|it| is_protected(it)).collect();
-            let is_mixed = |id| protected.iter().any(|charge| charge.is_below(id));
-            let is_free = |charge: &Charge| !charge.path().any(|above| protected.iter().any(|it| it.id == above.id));
-            let heads = below.iter().filter(|charge| !is_mixed(charge.id) && is_free(charge));
-            let is_top = |charge: &Charge| {
-                charge.id == target.id || charge.parent.as_ref().is_none_or(|parent| is_mixed(parent.id))
-            };
-            heads.filter(|charge| is_top(charge)).map(|charge| (*charge).clone()).collect::<Vec<_>>()
-        };
-        let free = without(&[Limit::Low, Limit::Min]);
-        if free.is_empty() { without(&[Limit::Min]) } else { free }
+        let is_protected = |charge: &Charge| limits.iter().any(|limit| self.protects(charge, target.id, *limit));
+        let protected: Vec<&Charge> = below.iter().map(|charge| &***charge).filter(|it| is_protected(it)).collect();
+        let is_mixed = |id| protected.iter().any(|charge| charge.is_below(id));
+        let is_free = |charge: &Charge| !charge.path().any(|above| protected.iter().any(|it| it.id == above.id));
+        let heads = below.iter().filter(|charge| !is_mixed(charge.id) && is_free(charge));
+        let is_top =
+            |charge: &Charge| charge.id == target.id || charge.parent.as_ref().is_none_or(|parent| is_mixed(parent.id));
+        heads.filter(|charge| is_top(charge)).map(|charge| (*charge).clone()).collect()
+    }
+
+    /// Counts that the protection of `memory.low` gave way to the need of the host.
+    pub fn note_low_gave_way(&self) {
+        let all = self.all();
+        let low = all.iter().filter(|charge| self.protects(charge, ROOT, Limit::Low));
+        low.for_each(|charge| charge.count(|events| &events.low));
+    }
+
+    /// Whether a limit protects all of a group's charge when `target` is reclaimed from.
+    fn protects(&self, charge: &Charge, target: GroupId, limit: Limit) -> bool {
+        let granted = self.protection(charge, target, limit);
+        granted > 0 && charge.current.load(Relaxed) <= granted
     }
 }
 

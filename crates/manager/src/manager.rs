@@ -302,8 +302,8 @@ impl Manager {
             role.start()?;
         }
         let thread = |name: &str| std::thread::Builder::new().name(name.to_owned());
-        let (worker, stop) = (self.shrink_worker.clone(), self.stop.clone());
-        thread("shrink").spawn(move || worker.run(&stop))?;
+        let (groups, worker, stop) = (self.groups.clone(), self.shrink_worker.clone(), self.stop.clone());
+        thread("shrink").spawn(move || worker.run(&groups, &stop))?;
         let (groups, worker, stop) = (self.groups.clone(), self.shrink_worker.clone(), self.stop.clone());
         thread("pressure").spawn(move || pressure::listen(&groups, &worker, &stop))?;
         if let Some(door) = self.door.clone() {

@@ -5,15 +5,22 @@
 //!    memory, or all of it if the host itself is short of memory;
 //! 3. when the pool comes near its cap all the same, so that stores need not be refused, and when the programs of a group hold
 //!    on to what they have: then the pool has too large a part of the group's memory.
+//!
+//! The cap is that of all groups, so it is the pools of unprotected groups (`memory.low`, `memory.min`) that shrink for it as long as
+//! there is something to write back in them.
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::time::Duration;
 
 use parking_lot::{Condvar, Mutex};
 use uzswap_engine::{Group, Zswap};
 use uzswap_vm::sys::process::memory_nodes;
+
+use crate::charge::Charge;
+use crate::control::{GroupId, Limit};
+use crate::groups::Groups;
 
 /// Percent of the cap that the pool is kept below.
 const KEEP_PERCENT: u64 = 95;
@@ -34,6 +41,8 @@ pub struct ShrinkWorker {
     bell: Condvar,
     freed: AtomicU64,
     peak: Mutex<PoolPeak>,
+    /// Which of the unprotected groups is the next to shrink for the cap.
+    turn: AtomicUsize,
 }
 
 /// What others want of the worker, of one group and all below it.
@@ -64,8 +73,8 @@ impl ShrinkWorker {
     /// Keeps the pool of `engine` below `cap` bytes.
     pub fn new(engine: Arc<Zswap>, cap: u64) -> ShrinkWorker {
         let nodes = memory_nodes().min(usize::from(u8::MAX)) as u8;
-        let (wishes, bell, freed, peak) = Default::default();
-        ShrinkWorker { engine, cap: AtomicU64::new(cap), nodes, wishes, bell, freed, peak }
+        let (wishes, bell, freed, peak, turn) = Default::default();
+        ShrinkWorker { engine, cap: AtomicU64::new(cap), nodes, wishes, bell, freed, peak, turn }
     }
 
     /// Keeps it below another number of bytes from now on.
@@ -106,7 +115,7 @@ impl ShrinkWorker {
     }
 
     /// Works until told to stop.
-    pub fn run(&self, stop: &AtomicBool) {
+    pub fn run(&self, groups: &Groups, stop: &AtomicBool) {
         while !stop.load(Relaxed) {
             let size = self.engine.pool_bytes();
             self.observe(size);
@@ -122,9 +131,13 @@ impl ShrinkWorker {
                 continue;
             }
             let surplus = size.saturating_sub(self.cap.load(Relaxed) / 100 * KEEP_PERCENT);
-            let mut freed = self.engine.shrink_until_accepting();
-            if surplus > freed {
-                freed += self.engine.shrink((surplus - freed).min(STEP_BYTES));
+            let refusing = self.engine.shrink_needed().unwrap_or(0);
+            let mut freed = self.shrink_unprotected(groups, refusing.max(surplus.min(STEP_BYTES)));
+            if freed == 0 {
+                freed = self.engine.shrink_until_accepting();
+                if surplus > freed {
+                    freed += self.engine.shrink((surplus - freed).min(STEP_BYTES));
+                }
             }
             let mut busy = freed > 0;
             for (group, wish) in wishes {
@@ -145,6 +158,37 @@ impl ShrinkWorker {
                 self.bell.wait_for(&mut self.wishes.lock(), pause);
             }
         }
+    }
+
+    /// Frees at least `bytes` of the pool where some groups are protected: of the others first, then of those that only `memory.low`
+    /// protects. Gives what was freed: 0 where no group is protected, or all have to give.
+    fn shrink_unprotected(&self, groups: &Groups, bytes: u64) -> u64 {
+        if bytes == 0 {
+            return 0;
+        }
+        let freed = self.shrink_in_turn(&groups.unprotected_by(&[Limit::Low, Limit::Min], &groups.root()), bytes);
+        if freed != Some(0) {
+            return freed.unwrap_or(0);
+        }
+        let freed = self.shrink_in_turn(&groups.unprotected_by(&[Limit::Min], &groups.root()), bytes);
+        groups.note_low_gave_way();
+        freed.unwrap_or(0)
+    }
+
+    /// Frees at least `bytes` of some groups and of what is below them, as far as they have as much. None if they are all there is.
+    fn shrink_in_turn(&self, targets: &[Arc<Charge>], bytes: u64) -> Option<u64> {
+        let mut freed = 0;
+        for _ in targets {
+            let target = &targets[self.turn.fetch_add(1, Relaxed) % targets.len()];
+            if target.id == GroupId::ROOT {
+                return None;
+            }
+            freed += self.engine.shrink_below(target.group, bytes - freed);
+            if freed >= bytes {
+                break;
+            }
+        }
+        Some(freed)
     }
 
     /// Scans a part of what a group has on offer; gives the part that was done, which is none as long as it is too little.
