@@ -19,7 +19,7 @@ use core::mem::{offset_of, size_of};
 use core::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, AtomicUsize, Ordering::Relaxed};
 
 use uzswap_proto::{
-    BOARD, BOARD_PID_NAMESPACE, BOARD_SOCKET_PATH, ENV_JOB, Job, Nonce, PAGE_SIZE, SOCKET_PATH, beacon,
+    BOARD, BOARD_LANDMARK, BOARD_PID_NAMESPACE, BOARD_SOCKET_PATH, ENV_JOB, Job, Nonce, PAGE_SIZE, SOCKET_PATH, beacon,
 };
 
 use crate::area::Region;
@@ -35,7 +35,27 @@ struct BoardPage {
     limits_are_far: AtomicU8,
     /// The inode number of the manager's pid namespace.
     pid_namespace: AtomicU64,
+    landmark: Landmark,
     socket_path: [u8; SOCKET_PATH],
+}
+
+/// A process of the manager's pid namespace.
+#[repr(C)]
+struct Landmark {
+    pid: AtomicU64,
+    /// Of its pidfds; 0 if that tells nothing.
+    inode: AtomicU64,
+}
+
+impl BoardPage {
+    /// Whether this process is in the manager's pid namespace. False where that cannot be told.
+    fn is_of_our_pid_namespace(&self) -> bool {
+        let inode = self.landmark.inode.load(Relaxed);
+        let is_there = Some(self.landmark.pid.load(Relaxed) as i32)
+            .filter(|_| inode != 0)
+            .and_then(|pid| sys::is_process(pid, inode));
+        is_there.unwrap_or_else(|| sys::is_in_pid_namespace(self.pid_namespace.load(Relaxed)))
+    }
 }
 
 #[used]
@@ -44,11 +64,13 @@ static BOARD_PAGE: BoardPage = BoardPage {
     title: BOARD,
     limits_are_far: AtomicU8::new(0),
     pid_namespace: AtomicU64::new(0),
+    landmark: Landmark { pid: AtomicU64::new(0), inode: AtomicU64::new(0) },
     socket_path: [0; SOCKET_PATH],
 };
 
 const _: () = assert!(size_of::<BoardPage>() == PAGE_SIZE && size_of::<uzswap_proto::Board>() == 1);
 const _: () = assert!(offset_of!(BoardPage, pid_namespace) == BOARD.len() + BOARD_PID_NAMESPACE);
+const _: () = assert!(offset_of!(BoardPage, landmark) == BOARD.len() + BOARD_LANDMARK);
 const _: () = assert!(offset_of!(BoardPage, socket_path) == BOARD.len() + BOARD_SOCKET_PATH);
 
 /// The job, as found in the environment by the constructor. Written once, before the program has threads.
@@ -210,7 +232,7 @@ fn start_worker(region: Region, control: *const Control) -> isize {
     // SAFETY: the stacks are parts of the shared mapping that no other thread uses; they live as long as the address space. The
     // usher has ended when its call returns. The worker only ever changes the control block's atomics.
     unsafe {
-        if sys::is_in_pid_namespace(BOARD_PAGE.pid_namespace.load(Relaxed)) {
+        if BOARD_PAGE.is_of_our_pid_namespace() {
             let usher =
                 sys::clone_memory(sys::CLONE_VFORK, region.usher_stack_top() as *mut u8, worker::usher, control);
             if usher > 0 {

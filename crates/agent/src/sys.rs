@@ -42,6 +42,7 @@ pub const SYS_CLOSE: usize = 3;
 pub const SYS_WRITE: usize = 1;
 pub const SYS_USERFAULTFD: usize = 323;
 pub const SYS_PIDFD_SEND_SIGNAL: usize = 424;
+pub const SYS_FSTAT: usize = 5;
 pub const SYS_PIDFD_OPEN: usize = 434;
 pub const SYS_CLOSE_RANGE: usize = 436;
 pub const SYS_CLONE3: usize = 435;
@@ -194,7 +195,25 @@ pub fn has_ended(pid: isize) -> bool {
     unsafe { call!(SYS_WAIT4, pid, 0, WNOHANG_WCLONE, 0) == pid }
 }
 
-/// Whether this process is in the pid namespace whose inode number is `inode`. False where that cannot be told.
+/// Whether `pid` is, in this process's pid namespace, the process whose pidfds have the inode number `inode`: no other has, in any
+/// namespace (Linux 6.9). None where that cannot be told.
+pub fn is_process(pid: i32, inode: u64) -> Option<bool> {
+    // `st_ino` is the second word of `struct stat`.
+    let mut stat = [0u64; 18];
+    // SAFETY: a descriptor of our own, and a buffer of the size of `struct stat`.
+    unsafe {
+        let process = call!(SYS_PIDFD_OPEN, pid, 0);
+        if process < 0 {
+            return (process == -ESRCH).then_some(false);
+        }
+        let result = call!(SYS_FSTAT, process, stat.as_mut_ptr());
+        call!(SYS_CLOSE, process);
+        (result >= 0).then_some(stat[1] == inode)
+    }
+}
+
+/// Whether this process is in the pid namespace whose inode number is `inode`. False where that cannot be told. The kernel makes three
+/// files of /proc for the answer: it takes 15 microseconds.
 pub fn is_in_pid_namespace(inode: u64) -> bool {
     const PREFIX: &[u8] = b"pid:[";
     let mut text = [0u8; 32];

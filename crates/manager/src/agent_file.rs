@@ -21,8 +21,9 @@ use std::os::unix::fs::{DirBuilderExt, FileExt, MetadataExt, OpenOptionsExt, Per
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{FlockOperation, OFlags, flock};
-use uzswap_proto::{BOARD, BOARD_PID_NAMESPACE, BOARD_SOCKET_PATH, SOCKET_PATH};
+use uzswap_proto::{BOARD, BOARD_LANDMARK, BOARD_PID_NAMESPACE, BOARD_SOCKET_PATH, SOCKET_PATH};
 use uzswap_vm::sys::file::file_system;
+use uzswap_vm::sys::process::PidFd;
 
 /// How the names of agents begin.
 pub const PREFIX: &str = "uzswap-agent.";
@@ -129,7 +130,7 @@ pub fn socket_beside(agent: &Path) -> PathBuf {
     agent.with_extension("socket")
 }
 
-/// The agent for `path`, with this process's pid namespace and the path of its socket on the board.
+/// The agent for `path`, with this process, its pid namespace and the path of its socket on the board.
 fn inscribed(agent: &[u8], path: &Path) -> Vec<u8> {
     let mut agent = agent.to_vec();
     let Some(title) = board(&agent) else { return agent };
@@ -139,6 +140,11 @@ fn inscribed(agent: &[u8], path: &Path) -> Vec<u8> {
     };
     if let Ok(namespace) = fs::metadata("/proc/self/ns/pid") {
         say(BOARD_PID_NAMESPACE, &namespace.ino().to_ne_bytes());
+    }
+    let own = std::process::id();
+    if let Some(inode) = PidFd::open(own as i32).ok().and_then(|process| process.inode()) {
+        say(BOARD_LANDMARK, &u64::from(own).to_ne_bytes());
+        say(BOARD_LANDMARK + 8, &inode.to_ne_bytes());
     }
     let socket = attach_socket(path);
     if socket.as_os_str().len() < SOCKET_PATH {

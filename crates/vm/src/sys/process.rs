@@ -275,6 +275,14 @@ impl PidFd {
         }
     }
 
+    /// The inode number of this handle, which all handles of the process have, and no other process's until the machine restarts.
+    /// `None` before Linux 6.9, where all processes have the same.
+    pub fn inode(&self) -> Option<u64> {
+        const PIDFS: u64 = 0x5049_4446;
+        let is_own = rustix::fs::fstatfs(&self.0).is_ok_and(|system| system.f_type as u64 == PIDFS);
+        rustix::fs::fstat(&self.0).ok().filter(|_| is_own).map(|stat| stat.st_ino)
+    }
+
     /// Sends a signal. A process that is gone is an error, ESRCH.
     pub fn kill(&self, signal: i32) -> io::Result<()> {
         // SAFETY: no siginfo.
