@@ -301,6 +301,11 @@ def users(context: Context, test):
     outcome = daemon.run(["true"], "--cgroup", "roots", prefix=NOBODY)
     yield check("daemon-users: others' jobs", unless(stolen.returncode == 1 and "Permission denied" in stolen.stderr, f"{stolen}"),
                 unless(outcome.status == 2 and "Permission denied" in outcome.stderr, complaint(outcome)))
+    daemon.ask("mkdir", "own/roots")
+    squatted = [daemon.run(["true"], "--cgroup", group) for group in ("own", "own/roots", "own/below/new")]
+    yield check("daemon-users: root's job in others' groups", *(
+        unless(outcome.status == 2 and "is another user's" in outcome.stderr, complaint(outcome)) for outcome in squatted))
+    daemon.ask("rmdir", "own/roots")
     job = daemon.memory("--cgroup", "own/below", "--memory-max", "32M", prefix=NOBODY)
     job.touch(64)
     killed = as_nobody("set", "cgroup/own/cgroup.kill", "1")
@@ -309,6 +314,41 @@ def users(context: Context, test):
                 unless(outcome.stdout.startswith("True"), outcome.stdout))
     yield check("daemon-users: the other job is whole", whole(roots.end()))
     yield check("daemon-users: ends", unless(daemon.end().status == 0, "status"), *daemon.is_gone())
+
+
+@test("daemon-claims", 60)
+def claims(context: Context, test):
+    """A user who is not the daemon's keeps no memory from the others by the settings of his groups."""
+    need_root()
+    claims = {"memory.min": ("max", "0"), "memory.low": ("1G", "0"), "memory.swap.max": ("0", "max"),
+              "memory.zswap.writeback": ("0", "1"), "memory.zswap.shrinker.enabled": ("0", "1")}
+    daemon = Daemon(context, "--socket-mode", "666", "--memory-max", "96M")
+    as_nobody = lambda *arguments: daemon.ask(*arguments, prefix=NOBODY)
+    made = [as_nobody("mkdir", "own"), as_nobody("mkdir", "own/below")]
+    yield check("daemon-claims: groups", *(answer.stderr for answer in made))
+    for group in ("own", "own/below"):
+        for file, (takes, gives) in claims.items():
+            answer = as_nobody("set", f"cgroup/{group}/{file}", takes)
+            # What is protected below is a part of what the group above is granted.
+            inner = group == "own/below" and file in ("memory.min", "memory.low")
+            refused = answer.returncode == 1 and "Operation not permitted: it takes memory from groups of other users" in answer.stderr
+            given = as_nobody("set", f"cgroup/{group}/{file}", gives)
+            yield check(f"daemon-claims: {group}/{file}", unless(refused != inner, f"{answer}"), given.stderr)
+    for group in ("own", "own/below"):
+        for file, (takes, _) in claims.items():
+            as_nobody("set", f"cgroup/{group}/{file}", takes)
+    greedy = daemon.memory("--cgroup", "own/below", prefix=NOBODY)
+    greedy.touch(80)
+    other, took = daemon.memory("--cgroup", "other"), []
+    for mib in [64] + 20 * [0]:
+        began = time.monotonic()
+        alive = other.touch(mib, 10)
+        took.append(time.monotonic() - began)
+        if not alive or took[-1] > 2:
+            break
+    yield check(f"daemon-claims: the other job, {max(took):.2f} s at most", unless(alive and max(took) <= 2, "it was held up"))
+    yield check("daemon-claims: both are whole", whole(greedy.end()), whole(other.end()))
+    yield check("daemon-claims: ends", unless(daemon.end().status == 0, "status"), *daemon.is_gone())
 
 
 @test("daemon-settings", 60)

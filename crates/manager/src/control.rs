@@ -170,10 +170,21 @@ impl Tree<'_> {
         }
     }
 
-    /// The group that a path names, if `by` may have a job there.
+    /// The group that a path names, if `by` may have a job there, and no other user could kill or limit it.
     pub fn joinable(&self, path: &str, by: Writer) -> Result<GroupId, Error> {
         let group = self.group(path)?;
-        may_change(self.0, group, by).map(|()| group)
+        may_change(self.0, group, by)?;
+        let mut above = Some(group);
+        while let Some(group) = above {
+            let owner = Writer { uid: self.0.owner(group)?, ..by };
+            if owner.uid != by.uid && !is_operator(self.0, owner)? {
+                return Err(Error::NotPermitted(
+                    "the group, or one above it, is another user's, who could kill the job",
+                ));
+            }
+            above = self.0.parent(group)?;
+        }
+        Ok(group)
     }
 
     /// All figures of a group, as JSON.

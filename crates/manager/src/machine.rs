@@ -173,6 +173,10 @@ impl Machine for JobMachine {
         self.taker.groups.owner(group).ok_or(Error::Gone)
     }
 
+    fn parent(&self, group: GroupId) -> Result<Option<GroupId>, Error> {
+        Ok(self.charge(group)?.parent.as_ref().map(|parent| parent.id))
+    }
+
     fn remove(&self, group: GroupId) -> Result<(), Error> {
         let charge = self.charge(group)?;
         // A process that has ended is no process of the group, though its memory may take a moment to go.

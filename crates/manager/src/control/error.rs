@@ -35,7 +35,7 @@ pub enum Error {
     Gone,
     /// The text does not fit into an answer.
     TooLarge,
-    /// Nobody may do that; why.
+    /// No user, or not this one, may do that; why.
     NotPermitted(&'static str),
     /// This manager cannot do that; why.
     NotSupported(&'static str),

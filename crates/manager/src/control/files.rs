@@ -72,6 +72,40 @@ macro_rules! limit {
     };
 }
 
+/// A limit that keeps memory from other groups, unless it is `$none`: then the group's owner may not be all who is asked.
+macro_rules! claim {
+    ($name:literal, $limit:ident, $none:expr, $may:path) => {
+        both(
+            $name,
+            |machine, group| machine.limit(group, Limit::$limit).map(limit_line),
+            |machine, group, value, writer| {
+                let bytes = limit(value)?;
+                if bytes != $none {
+                    $may(machine, group, writer)?;
+                }
+                machine.set_limit(group, Limit::$limit, bytes)
+            },
+        )
+    };
+}
+
+/// A switch that, off, has a group's pages stay in the pool.
+macro_rules! switch {
+    ($name:literal, $read:ident, $write:ident) => {
+        both(
+            $name,
+            |machine, group| machine.$read(group).map(bit_line),
+            |machine, group, value, writer| {
+                let on = bit(value, Error::Invalid)?;
+                if !on {
+                    may_keep(machine, group, writer)?;
+                }
+                machine.$write(group, on)
+            },
+        )
+    };
+}
+
 /// A file of a group's figures. One that this manager does not keep is there all the same, as the kernel's pressure files are
 /// where it was built to keep none.
 macro_rules! figure {
@@ -127,9 +161,9 @@ pub static GROUP: &[File<GroupId>] = &[
         Some(keyed([("low", f.low), ("high", f.high), ("max", f.max), ("oom", f.oom), ("oom_kill", f.oom_kill)]))
     }),
     limit!("memory.high", High),
-    limit!("memory.low", Low),
+    claim!("memory.low", Low, Some(0), may_protect),
     limit!("memory.max", Max),
-    limit!("memory.min", Min),
+    claim!("memory.min", Min, Some(0), may_protect),
     figure!("memory.numa_stat", |figures| figures.anon_by_node.as_ref().map(|bytes| nodes_line("anon", bytes))),
     figure!("memory.peak", |figures| Some(line(figures.peak))),
     figure!("memory.pressure", |figures| {
@@ -140,20 +174,12 @@ pub static GROUP: &[File<GroupId>] = &[
     figure!("memory.stat", |figures| Some(stat(figures))),
     figure!("memory.swap.current", |figures| Some(line(figures.swap_current))),
     figure!("memory.swap.events", |f| Some(keyed([("high", f.swap_high), ("max", f.swap_max), ("fail", f.swap_fail)]))),
-    limit!("memory.swap.max", SwapMax),
+    claim!("memory.swap.max", SwapMax, None, may_keep),
     figure!("memory.swap.peak", |figures| figures.swap_peak.map(line)),
     figure!("memory.zswap.current", |figures| Some(line(figures.engine.zswap))),
     limit!("memory.zswap.max", ZswapMax),
-    both(
-        "memory.zswap.shrinker.enabled",
-        |machine, group| machine.shrinker(group).map(bit_line),
-        |machine, group, value, _| machine.set_shrinker(group, bit(value, Error::Invalid)?),
-    ),
-    both(
-        "memory.zswap.writeback",
-        |machine, group| machine.writeback(group).map(bit_line),
-        |machine, group, value, _| machine.set_writeback(group, bit(value, Error::Invalid)?),
-    ),
+    switch!("memory.zswap.shrinker.enabled", shrinker, set_shrinker),
+    switch!("memory.zswap.writeback", writeback, set_writeback),
 ];
 
 /// The directory `parameters`.
@@ -279,6 +305,27 @@ fn stat(figures: &Figures) -> String {
 /// Whether somebody may change a group: its owner, the manager's own user, and root.
 pub fn may_change(machine: &dyn Machine, group: GroupId, writer: Writer) -> Result<(), Error> {
     if is_operator(machine, writer)? || machine.owner(group)? == writer.uid { Ok(()) } else { Err(Error::Access) }
+}
+
+/// Whether a writer may protect a group at the cost of the groups beside it: the owner of the group above may, which is granted no
+/// more than its own protection.
+fn may_protect(machine: &dyn Machine, group: GroupId, writer: Writer) -> Result<(), Error> {
+    match machine.parent(group)? {
+        Some(above) if may_change(machine, above, writer).is_err() => Err(Error::NotPermitted(
+            "it takes memory from groups of other users: root, or the user of the group above, may set it",
+        )),
+        _ => Ok(()),
+    }
+}
+
+/// Whether a writer may have a group keep its pages in memory, or in the pool that all share: no limit of its user bounds how many.
+fn may_keep(machine: &dyn Machine, _: GroupId, writer: Writer) -> Result<(), Error> {
+    match is_operator(machine, writer)? {
+        true => Ok(()),
+        false => Err(Error::NotPermitted(
+            "it takes memory from groups of other users: root, or the daemon's user, may set it",
+        )),
+    }
 }
 
 /// Whether somebody may change everything.

@@ -169,6 +169,8 @@ pub trait Machine {
     fn remove(&self, group: GroupId) -> Result<(), Error>;
     /// The user whose group it is; the root is the manager's own.
     fn owner(&self, group: GroupId) -> Result<u32, Error>;
+    /// The group above; none above the root.
+    fn parent(&self, group: GroupId) -> Result<Option<GroupId>, Error>;
 
     /// A limit in bytes; none is `max`.
     fn limit(&self, group: GroupId, limit: Limit) -> Result<Option<u64>, Error>;

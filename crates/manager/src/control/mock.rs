@@ -111,6 +111,10 @@ impl Machine for Mock {
         self.with(group, |group| group.owner)
     }
 
+    fn parent(&self, group: GroupId) -> Result<Option<GroupId>, Error> {
+        self.with(group, |group| group.parent)
+    }
+
     fn limit(&self, group: GroupId, limit: Limit) -> Result<Option<u64>, Error> {
         let of =
             |group: &mut Group| group.limits.iter().rev().find(|(which, _)| *which == limit).map(|(_, bytes)| *bytes);

@@ -316,7 +316,7 @@ fn a_user_changes_only_what_is_his() {
     let [me, you] = [(100, 7), (101, 8)].map(|(pid, uid)| Writer { pid, uid });
     tree.make("cgroup/mine", me).unwrap();
     tree.make("cgroup/mine/deep", me).unwrap();
-    for (path, value) in [("cgroup/mine/memory.max", "1M"), ("cgroup/mine/deep/memory.zswap.writeback", "0")] {
+    for (path, value) in [("cgroup/mine/memory.max", "1M"), ("cgroup/mine/deep/memory.low", "1M")] {
         assert_eq!(tree.write(path, value.as_bytes(), me), Ok(()), "{path}");
         assert_eq!(tree.write(path, value.as_bytes(), you), Err(Error::Access), "{path}");
         assert_eq!(tree.write(path, value.as_bytes(), WRITER), Ok(()), "root may all");
@@ -325,6 +325,30 @@ fn a_user_changes_only_what_is_his() {
     for path in ["cgroup/memory.max", "parameters/compressor", "hugepages-64kB/swapin_enabled"] {
         assert_eq!(tree.write(path, b"1", me), Err(Error::Access), "{path}");
     }
+    // What takes from groups of others.
+    let taking = [
+        ("mine/memory.low", "1M", "0"),
+        ("mine/memory.min", "max", "0"),
+        ("mine/memory.zswap.writeback", "0", "1"),
+        ("mine/deep/memory.zswap.shrinker.enabled", "0", "1"),
+        ("mine/deep/memory.swap.max", "1M", "max"),
+    ];
+    for (file, takes, gives) in taking {
+        let path = format!("cgroup/{file}");
+        assert!(matches!(tree.write(&path, takes.as_bytes(), me), Err(Error::NotPermitted(_))), "{path}");
+        assert_eq!(tree.write(&path, takes.as_bytes(), WRITER), Ok(()), "{path}");
+        assert_eq!(tree.write(&path, gives.as_bytes(), me), Ok(()), "{path}");
+    }
+    // Root's job would be another's to kill.
+    tree.make("cgroup/mine/roots", WRITER).unwrap();
+    tree.make("cgroup/roots", WRITER).unwrap();
+    assert!(tree.joinable("cgroup/mine/deep", me).is_ok() && tree.joinable("cgroup/roots", WRITER).is_ok());
+    assert_eq!(tree.joinable("cgroup/roots", me), Err(Error::Access));
+    for path in ["cgroup/mine", "cgroup/mine/deep", "cgroup/mine/roots"] {
+        assert!(matches!(tree.joinable(path, WRITER), Err(Error::NotPermitted(_))), "{path}");
+    }
+    tree.remove("cgroup/mine/roots", me).unwrap_err();
+    tree.remove("cgroup/mine/roots", WRITER).unwrap();
     assert_eq!(tree.make("cgroup/mine/yours", you), Err(Error::Access));
     assert_eq!(tree.remove("cgroup/mine/deep", you), Err(Error::Access));
     // Both processes are in the root.
