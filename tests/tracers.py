@@ -88,7 +88,8 @@ def unmanaged(context: Context, test):
         job = context.start(["sh", "-c", line], "--memory-max", "64M", "--control", socket, "--stats", stats)
         ask = lambda: json.loads(subprocess.run([context.uzswap, "stat", "--json", "--socket", socket], text=True,
                                                 capture_output=True, check=False).stdout or "{}").get("memory.stat", {})
-        told = wait_until(lambda: ask().get("unmanaged_current", 0) >= 63 * MIB, 1.8)
+        # The figure is too high for a moment while processes come to share memory.
+        told = wait_until(lambda: 63 * MIB <= ask().get("unmanaged_current", 0) <= 68 * MIB, 1.8)
         seen = ask()
         outcome = job.wait(test.seconds)
         text = stats.read_text()
@@ -96,7 +97,7 @@ def unmanaged(context: Context, test):
         in_summary = re.search(r", ([0-9.]+) MiB unmanaged$", outcome.stderr.splitlines()[-1])
         warnings = [line for line in outcome.stderr.splitlines() if "runs unmanaged" in line]
         yield check(f"unmanaged: {what}", unless(outcome.status == 5 and outcome.stdout == "done\n", complaint(outcome)),
-                    unless(told and seen.get("unmanaged_current", 0) <= 68 * MIB, f"stat: {seen}"),
+                    unless(told, f"stat: {seen}"),
                     unless(63 * MIB <= peak <= 68 * MIB and current == 0, f"stats: peak {peak}, current {current}"),
                     unless(in_summary and 63 <= float(in_summary[1]) <= 68, f"summary: {outcome.stderr!r}"),
                     unless(len(warnings) == (what in ("a static program", "a static program that forks", "a cleared environment")),

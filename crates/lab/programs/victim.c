@@ -763,7 +763,7 @@ static int other_process(struct region *r, int poke)
 {
 	size_t first, count = run(r, 8, &first);
 	static __thread char copy[8 * PAGE];
-	int status, ready[2], refused = 0;
+	int status = 0, ready[2], refused = 0;
 	pid_t child, parent = getpid();
 
 	if (pipe(ready))
@@ -785,7 +785,7 @@ static int other_process(struct region *r, int poke)
 		refused = -1;
 	} else if (poke) {
 		refused = ptrace(PTRACE_SEIZE, child, 0, 0) || ptrace(PTRACE_INTERRUPT, child, 0, 0) ? -1 : 0;
-		if (!refused && waitpid(child, &status, __WALL) == child)
+		if (!refused && waitpid(child, &status, __WALL) == child && WIFSTOPPED(status))
 			for (size_t p = first; p < first + count; p++) {
 				uint64_t is, want = expected(r->shadow[p].key, 5);
 
@@ -805,7 +805,8 @@ static int other_process(struct region *r, int poke)
 		for (ssize_t p = 0; p < got / (ssize_t)PAGE; p++)
 			check_bytes(r, first + p, copy + p * PAGE, "process_vm_readv");
 	}
-	if (child > 0) {
+	/* It may have been killed, and collected, instead of having stopped. */
+	if (child > 0 && (!status || WIFSTOPPED(status))) {
 		kill(child, SIGKILL);
 		wait_for(child);
 	}
