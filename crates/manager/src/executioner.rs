@@ -2,7 +2,8 @@
 //!
 //! A process belongs to the job if it descends from the job's front, or carries the job's secret in the environment it
 //! was started with. Neither alone finds all: an orphan is adopted elsewhere once the front is dead, and a program can
-//! overwrite its environment.
+//! overwrite its environment. To look for the secret is to read memory of every process of the machine, which any of them can make long
+//! (`environment.rs`): those that are known otherwise do not wait for it.
 
 use std::collections::{HashMap, HashSet};
 use std::fs;
@@ -13,6 +14,8 @@ use uzswap_vm::log::log;
 use uzswap_vm::sys::job;
 use uzswap_vm::sys::process::{PidFd, share_memory};
 use uzswap_vm::sys::thread;
+
+use crate::environment;
 
 /// How long the dead may take to go.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -56,28 +59,39 @@ fn kill_with(manner: Manner, secret: &str, front: Option<i32>, known: &[i32], sp
     // When such a process has ended, its number may come to be another's.
     let known: Vec<(i32, PidFd)> = known.iter().filter_map(|&pid| Some((pid, PidFd::open(pid).ok()?))).collect();
     loop {
-        let known: Vec<i32> = known.iter().filter(|(_, handle)| !handle.has_ended()).map(|(pid, _)| *pid).collect();
-        let members = members(secret, front, &known);
-        // A worker is the last to guard its program, should we die in the middle of this. It ends by itself.
-        let guards = |pid: i32, other: i32| !is_called_worker(other) && share_memory(pid, other).unwrap_or(false);
-        let is_worker = |pid: i32| is_called_worker(pid) && members.iter().any(|&other| guards(pid, other));
-        let alive: Vec<i32> =
-            members.iter().copied().filter(|&pid| !spared.contains(&pid) && !is_worker(pid)).collect();
-        let signals: &[i32] = match manner {
-            Manner::StopFirst => &[libc::SIGSTOP, libc::SIGKILL],
-            Manner::AtOnce => &[libc::SIGKILL],
-        };
-        for &signal in signals {
+        let processes = processes();
+        let known = known.iter().filter(|(_, handle)| !handle.has_ended()).map(|(pid, _)| *pid);
+        let mut members: HashSet<i32> = known.filter(|pid| processes.contains_key(pid)).collect();
+        members.extend(front.into_iter().flat_map(|front| descendants_in(&processes, front)));
+        let mut send = |signal, members: &HashSet<i32>| {
+            let alive = alive(members, spared);
             // The worker of a dead program ends by itself, but not while it is stopped, should we die before the next signal.
             let takes = |pid: &&i32| signal != libc::SIGSTOP || !is_called_worker(**pid);
             killed.extend(alive.iter().filter(takes).filter(|&&pid| job::kill(pid, signal).is_ok()));
+            alive.is_empty()
+        };
+        // Then none of these sees another die.
+        send(if manner == Manner::StopFirst { libc::SIGSTOP } else { libc::SIGKILL }, &members);
+        let prefix = format!("{ENV_JOB}={secret}").into_bytes();
+        let others = processes.keys().filter(|pid| !members.contains(pid)).copied().collect();
+        members.extend(environment::carriers(others, &prefix));
+        if manner == Manner::StopFirst {
+            send(libc::SIGSTOP, &members);
         }
+        let are_gone = send(libc::SIGKILL, &members);
         while front.is_some() && job::collect_child().is_some() {}
-        if alive.is_empty() || started.elapsed() > PATIENCE {
+        if are_gone || started.elapsed() > PATIENCE {
             return killed.len();
         }
         std::thread::sleep(Duration::from_millis(2));
     }
+}
+
+/// Those of `members` that are to be killed. A worker is the last to guard its program, should we die in the middle of this. It ends by itself.
+fn alive(members: &HashSet<i32>, spared: &[i32]) -> Vec<i32> {
+    let guards = |pid: i32, other: i32| !is_called_worker(other) && share_memory(pid, other).unwrap_or(false);
+    let is_worker = |pid: i32| is_called_worker(pid) && members.iter().any(|&other| guards(pid, other));
+    members.iter().copied().filter(|&pid| !spared.contains(&pid) && !is_worker(pid)).collect()
 }
 
 /// Returns the processes that trace `pid` or one of its threads, other than this one.
@@ -127,19 +141,6 @@ fn descendants_in(processes: &HashMap<i32, Process>, front: i32) -> Vec<i32> {
         next += 1;
     }
     found.split_off(1)
-}
-
-/// The processes whose environment has a job that begins with `secret`, and the others that are known of.
-fn members(secret: &str, front: Option<i32>, known: &[i32]) -> HashSet<i32> {
-    let processes = processes();
-    let mut members: HashSet<i32> = known.iter().copied().filter(|pid| processes.contains_key(pid)).collect();
-    members.extend(front.into_iter().flat_map(|front| descendants_in(&processes, front)));
-    let secret = format!("{ENV_JOB}={secret}").into_bytes();
-    members.extend(processes.keys().filter(|pid| {
-        let environment = fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
-        environment.split(|&byte| byte == 0).any(|entry| entry.starts_with(&secret))
-    }));
-    members
 }
 
 /// Whether a process has a worker's name; what it is called is its own choice.

@@ -45,6 +45,7 @@ mod swap_file;
 
 mod stats;
 
+mod environment;
 mod executioner;
 
 mod agent_file;

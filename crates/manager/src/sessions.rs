@@ -293,6 +293,7 @@ struct List {
 #[derive(Debug)]
 struct Moved {
     process: MovedProcess,
+    job: Job,
     charge: Arc<Charge>,
     /// It was stopped with its group when it had a session, and was not let go on since.
     stopped: AtomicBool,
@@ -330,7 +331,19 @@ impl MovedProcess {
 impl List {
     /// Where a living process was moved to.
     fn moved(&self, pid: i32) -> Option<Arc<Charge>> {
-        self.moved.get(&pid).filter(|moved| !moved.process.has_ended()).map(|moved| moved.charge.clone())
+        self.moved_if(pid, |_| true)
+    }
+
+    /// As [`moved`](Self::moved), for a process of this job only: a process of another may have become the leader of one of its families.
+    fn moved_in(&self, job: Job, pid: i32) -> Option<Arc<Charge>> {
+        self.moved_if(pid, |moved| moved.job == job)
+    }
+
+    fn moved_if(&self, pid: i32, counts: impl Fn(&Moved) -> bool) -> Option<Arc<Charge>> {
+        self.moved
+            .get(&pid)
+            .filter(|moved| counts(moved) && !moved.process.has_ended())
+            .map(|moved| moved.charge.clone())
     }
 
     /// Forgets those that have ended of the next few that are known by their numbers, and of all others.
@@ -601,7 +614,7 @@ impl Sessions {
         let family = Kinship::of(pid).map(|kin| [kin.group, kin.session]).into_iter().flatten();
         let known = ancestors.chain(family).find_map(|pid| {
             let session = || list.by_pid.get(&pid).filter(|session| session.tenant.job == tenant.job);
-            list.moved(pid).or_else(|| Some(session()?.charge()))
+            list.moved_in(tenant.job, pid).or_else(|| Some(session()?.charge()))
         });
         // A group that was removed meanwhile had no processes any more.
         let living = |charge: Arc<Charge>| self.groups.get(charge.id);
@@ -676,7 +689,7 @@ impl Sessions {
                 MovedProcess::Number { pid, started }
             }
         };
-        list.moved.insert(pid, Moved { process, charge, stopped: AtomicBool::new(stopped) });
+        list.moved.insert(pid, Moved { process, job: tenant.job, charge, stopped: AtomicBool::new(stopped) });
     }
 
     /// Has the children of a process that have no session yet stay in its group when it leaves: they would be taken for its heirs

@@ -29,6 +29,7 @@ use uzswap_vm::visit::{self, Visit};
 
 use crate::charge::Charge;
 use crate::control::GroupId;
+use crate::environment;
 use crate::executioner::{self, Manner};
 use crate::groups::Groups;
 use crate::jobs::{Jobs, Tenant};
@@ -283,7 +284,7 @@ fn cannot_load(file: &Path, name: &Path) -> bool {
 
 /// Whether a process was started with the agent, or is a copy of one that may have been.
 fn has_agent(pid: i32, tenant: &Tenant, agent: &Path) -> bool {
-    let Ok(environment) = fs::read(format!("/proc/{pid}/environ")) else { return true };
+    let Ok(environment) = environment::of(pid) else { return true };
     let job = [ENV_JOB.as_bytes(), b"=", &tenant.job.to_text()].concat();
     !has_executed(pid) || names_agent(&environment, &job, agent.as_os_str().as_encoded_bytes())
 }

@@ -1,0 +1,139 @@
+//! Reading the environments of processes that may be hostile.
+//!
+//! `/proc/PID/environ` reads memory of the process, from wherever the process says that its environment is (`PR_SET_MM`, which needs no
+//! privilege). So it can be
+//! 1. as long as the process likes: [`MOST`] is read, which is more than the kernel lets a program be started with;
+//! 2. on a file whose server does not answer: then the read does not return, and not even a signal ends it. Many environments are read by
+//!    a thread of its own ([`carriers`]). If a read takes longer than [`PATIENCE`] another thread goes on behind that process, which is
+//!    passed over until its read has returned; so are all processes of a user who has [`MOST_STUCK`] such reads.
+
+use std::collections::HashMap;
+use std::fs::{self, File};
+use std::io::{self, Read};
+use std::os::unix::fs::MetadataExt;
+use std::sync::Arc;
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
+
+/// Bytes of the longest environment: three quarters of the stack that the kernel counts with, 8 MiB.
+const MOST: u64 = 6 << 20;
+
+/// How long one environment may take.
+const PATIENCE: Duration = Duration::from_millis(200);
+
+/// Reads of one user that do not return, before no process of that user is read.
+const MOST_STUCK: usize = 4;
+
+/// Processes whose environments are being read and have not been for long, with their users.
+static STUCK: Mutex<Option<HashMap<i32, u32>>> = Mutex::new(None);
+
+/// Returns the environment of a process as it was started, in entries that end with a zero byte each.
+///
+/// # Errors
+/// The process is gone, or may not be looked at.
+pub fn of(pid: i32) -> io::Result<Vec<u8>> {
+    let mut environment = Vec::new();
+    File::open(format!("/proc/{pid}/environ"))?.take(MOST).read_to_end(&mut environment)?;
+    Ok(environment)
+}
+
+/// Returns those of `pids` with an entry in their environments that begins with `prefix`.
+pub fn carriers(pids: Vec<i32>, prefix: &[u8]) -> Vec<i32> {
+    let left = Arc::new(Mutex::new(pids));
+    let mut found = Vec::new();
+    while !left.lock().is_empty() {
+        let (said, heard) = mpsc::channel();
+        let (pids, prefix) = (left.clone(), prefix.to_vec());
+        // Without a thread some environment may take for ever.
+        if thread::Builder::new().name("environ".to_owned()).spawn(move || read(&pids, &prefix, &said)).is_err() {
+            break;
+        }
+        follow(&heard, &mut found);
+    }
+    found
+}
+
+/// What a reading thread says.
+enum Said {
+    /// It begins with a process.
+    Begins(i32),
+    /// The process has the entry, or has not.
+    Has(i32, bool),
+}
+
+/// Takes `pids` and reads their environments, one after the other, until one takes long.
+fn read(pids: &Mutex<Vec<i32>>, prefix: &[u8], said: &Sender<Said>) {
+    let mut takes_long = false;
+    while let Some(pid) = Some(pids).filter(|_| !takes_long).and_then(|pids| pids.lock().pop()) {
+        if is_passed_over(pid) {
+            continue;
+        }
+        let start = Instant::now();
+        let _ = said.send(Said::Begins(pid));
+        let environment = of(pid).unwrap_or_default();
+        let has = environment.split(|&byte| byte == 0).any(|entry| entry.starts_with(prefix));
+        // If nothing listens any more, `pid` is noted as stuck.
+        let _ = said.send(Said::Has(pid, has));
+        set_stuck(pid, false);
+        takes_long = start.elapsed() > PATIENCE / 2;
+    }
+}
+
+/// Collects what a reading thread finds, until it ends or is stuck.
+fn follow(heard: &Receiver<Said>, found: &mut Vec<i32>) {
+    let mut reading = None;
+    loop {
+        let said = match heard.recv_timeout(PATIENCE) {
+            Err(RecvTimeoutError::Timeout) => {
+                reading.into_iter().for_each(|pid| set_stuck(pid, true));
+                // It may have been done with it just now.
+                heard.try_recv().ok()
+            }
+            said => said.ok(),
+        };
+        match said {
+            Some(Said::Begins(pid)) => reading = Some(pid),
+            Some(Said::Has(pid, has)) => found.extend(Some(pid).filter(|_| has)),
+            None => return,
+        }
+    }
+}
+
+fn set_stuck(pid: i32, is_stuck: bool) {
+    let mut stuck = STUCK.lock();
+    if is_stuck {
+        stuck.get_or_insert_default().insert(pid, user_of(pid));
+    } else if let Some(stuck) = &mut *stuck {
+        stuck.remove(&pid);
+    }
+}
+
+fn is_passed_over(pid: i32) -> bool {
+    let stuck = STUCK.lock();
+    let Some(stuck) = stuck.as_ref().filter(|stuck| !stuck.is_empty()) else { return false };
+    let user = user_of(pid);
+    stuck.contains_key(&pid) || stuck.values().filter(|other| **other == user).count() >= MOST_STUCK
+}
+
+/// The user of a process; root for one that is gone.
+fn user_of(pid: i32) -> u32 {
+    fs::metadata(format!("/proc/{pid}")).map_or(0, |directory| directory.uid())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn carriers_are_found() {
+        let own = std::process::id() as i32;
+        let first = of(own).expect("our own");
+        let entry = first.split(|&byte| byte == 0).next().expect("an environment").to_vec();
+        assert!(!entry.is_empty());
+        assert_eq!(carriers(vec![own, 0], &entry[..entry.len() - 1]), [own]);
+        assert_eq!(carriers(vec![own], b"no such entry="), [0; 0]);
+    }
+}
