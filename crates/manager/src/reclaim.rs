@@ -313,8 +313,33 @@ impl Reclaimer {
         killed
     }
 
-    /// Kills the largest process of a group. One that was killed before and is still there is not killed again: its tracer is, or
-    /// the next largest process.
+    /// Selects the user who has most: of what is swapped out if the swap file takes no more, else of memory. None if there is one user only.
+    fn largest_user(&self, charge: &Charge, sessions: &[&(Arc<Session>, u64)]) -> Option<*const Owner> {
+        let mut users: HashMap<*const Owner, HashMap<GroupId, Arc<Charge>>> = HashMap::new();
+        for (session, _) in sessions {
+            let own = session.charge();
+            users.entry(user_of(session)).or_default().insert(own.id, own);
+        }
+        if users.len() < 2 {
+            return None;
+        }
+        let engine = &self.shrink_worker.engine;
+        let cause = Cause::find(&self.taker.groups, engine, &self.disk, charge, charge);
+        let has = |charge: &Charge| match cause {
+            Cause::SwapFull | Cause::Disk(_) => engine.swap_of(&[charge.group])[0],
+            _ => charge.current.load(Relaxed),
+        };
+        let sum = |groups: &HashMap<GroupId, Arc<Charge>>| -> u64 {
+            // What a group below another has is in the figure of that.
+            let is_head = |charge: &Charge| !charge.path().skip(1).any(|above| groups.contains_key(&above.id));
+            groups.values().filter(|charge| is_head(charge)).map(|charge| has(charge)).sum()
+        };
+        users.iter().map(|(user, groups)| (*user, sum(groups))).max_by_key(|(_, bytes)| *bytes).map(|(user, _)| user)
+    }
+
+    /// Kills the largest process of a group. In a group of several users it is one of the user who has most, and if that is too little further
+    /// ones of that user: the others wait meanwhile. What is protected is killed when there is nothing else. A process that was killed before
+    /// and is still there is not killed again: its tracer is, or the next largest process.
     fn kill_largest(&mut self, charge: &Charge, sessions: Sizes<'_>) {
         charge.count(|events| &events.oom);
         self.condemned.retain(|id| sessions.iter().any(|(session, _)| session.id == *id));
@@ -323,7 +348,27 @@ impl Reclaimer {
         if lingering.any(|(session, _)| self.kill_tracers(session, sessions)) {
             return;
         }
-        let Some((session, bytes)) = below().find(|(session, _)| !self.condemned.contains(&session.id)) else { return };
+        let living = below().filter(|(session, _)| !self.condemned.contains(&session.id));
+        let protected = |session: &Session| {
+            [Limit::Min, Limit::Low].into_iter().any(|limit| self.taker.protects(session, charge, limit))
+        };
+        let (kept, free): (Vec<_>, Vec<_>) = living.partition(|(session, _)| protected(session));
+        let choice = if free.is_empty() { kept } else { free };
+        let Some(user) = self.largest_user(charge, &choice) else {
+            return choice.first().into_iter().for_each(|(session, bytes)| self.kill(charge, session, *bytes));
+        };
+        let mut need = charge.need();
+        for (session, bytes) in choice.into_iter().filter(|(session, _)| user_of(session) == user) {
+            self.kill(charge, session, *bytes);
+            need -= *bytes as i64;
+            if need <= 0 {
+                break;
+            }
+        }
+    }
+
+    /// Kills a process because a group at its limit has no more memory.
+    fn kill(&mut self, charge: &Charge, session: &Session, bytes: u64) {
         self.condemned.insert(session.id);
         let engine = &self.shrink_worker.engine;
         // Before the kill: what the process has swapped out goes with it.
@@ -338,7 +383,7 @@ impl Reclaimer {
                 _ => format!("group {}", self.taker.groups.path(charge)),
             };
             let advice = cause.advice(&oom::spelling(&self.taker.groups, charge, !session.tenant.is_trusted()));
-            let (pid, bytes) = (session.pid, mib(*bytes));
+            let (pid, bytes) = (session.pid, mib(bytes));
             session.tenant.tell(&format!(
                 "error: out of memory: killed process {pid}, {bytes} MiB resident; {who} has {current} of {max} MiB, and {cause}: \
                  {advice}"
@@ -347,6 +392,11 @@ impl Reclaimer {
             let _ = session.pidfd.kill(libc::SIGKILL);
         }
     }
+}
+
+/// The user of a process, among users.
+fn user_of(session: &Session) -> *const Owner {
+    Arc::as_ptr(&session.space.user())
 }
 
 impl Taker {
@@ -368,19 +418,15 @@ impl Taker {
     ) -> Step {
         let below: Vec<&(Arc<Session>, u64)> =
             sessions.iter().filter(|(session, _)| session.charge().is_below(charge.id)).collect();
-        let protected = |session: &Session, limit| {
-            let own = session.charge();
-            own.current.load(Relaxed) <= self.groups.protection(&own, charge.id, limit)
-        };
         let (low, free): (Vec<_>, Vec<_>) = below
             .into_iter()
-            .filter(|(session, _)| !protected(session, Limit::Min))
-            .partition(|(session, _)| protected(session, Limit::Low));
+            .filter(|(session, _)| !self.protects(session, charge, Limit::Min))
+            .partition(|(session, _)| self.protects(session, charge, Limit::Low));
         let task = StepTask { pages, hurry, end };
-        let mut step = self.step_through(charge, &free, task);
+        let mut step = self.step_by_user(charge, &free, task);
         if step.is_fruitless() && !low.is_empty() && !hurry {
             // A second chance is worth less than protection.
-            step = self.step_through(charge, &free, StepTask { hurry: true, ..task });
+            step = self.step_by_user(charge, &free, StepTask { hurry: true, ..task });
         }
         let waited = charge.note_late(step.is_fruitless() && step.late, LATE_PATIENCE);
         if step.is_fruitless() && waited.is_none_or(|waited| waited >= LATE_PATIENCE) && !low.is_empty() {
@@ -399,19 +445,35 @@ impl Taker {
         step
     }
 
-    /// The processes of a group and below it that are not protected when it is reclaimed from.
+    /// Whether a limit protects all of the group of a process when `target`, above it, is reclaimed from.
+    fn protects(&self, session: &Session, target: &Charge, limit: Limit) -> bool {
+        let own = session.charge();
+        own.current.load(Relaxed) <= self.groups.protection(&own, target.id, limit)
+    }
+
+    /// The processes of a group and below it that take from each other when it is reclaimed from.
     fn processes(&self, charge: &Charge, sessions: Sizes<'_>) -> Vec<turns::Process> {
-        let free = |session: &Session| {
-            let own = session.charge();
-            own.is_below(charge.id) && own.current.load(Relaxed) > self.groups.protection(&own, charge.id, Limit::Low)
-        };
-        let sessions = sessions.iter().filter(|(session, _)| free(session));
-        sessions
+        let takes_part =
+            |session: &Session| session.charge().is_below(charge.id) && !self.protects(session, charge, Limit::Low);
+        let sessions: Vec<_> = sessions.iter().filter(|(session, _)| takes_part(session)).collect();
+        let (of_larger, _) = by_user(sessions);
+        of_larger
+            .into_iter()
             .map(|(session, bytes)| {
                 let space = session.space.clone();
                 turns::Process { id: session.id, pid: session.pid, bytes: *bytes, space }
             })
             .collect()
+    }
+
+    /// Takes from the users with most memory first, whatever number of processes they have it in.
+    fn step_by_user(&self, charge: &Charge, sessions: &[&(Arc<Session>, u64)], task: StepTask) -> Step {
+        let (of_larger, of_smaller) = by_user(sessions.to_vec());
+        let step = self.step_through(charge, &of_larger, task);
+        if of_smaller.is_empty() || !step.is_fruitless() {
+            return step;
+        }
+        step.then(self.step_through(charge, &of_smaller, task))
     }
 
     /// Takes from those who rest first.
@@ -425,13 +487,7 @@ impl Taker {
         if !step.is_fruitless() {
             return step;
         }
-        let rest = self.step_evenly(charge, &others, task);
-        Step {
-            able: step.able || rest.able,
-            late: step.late || rest.late,
-            is_in_parts: step.is_in_parts || rest.is_in_parts,
-            ..rest
-        }
+        step.then(self.step_evenly(charge, &others, task))
     }
 
     /// Goes through the larger half of the processes, from where the last step broke off, and through the others until something is freed.
@@ -477,6 +533,14 @@ impl Taker {
         }
         step
     }
+}
+
+/// The processes of the users with at least half of what the user with most has, and the others; each in their order.
+fn by_user<'a>(sessions: Vec<&'a (Arc<Session>, u64)>) -> (Vec<&'a (Arc<Session>, u64)>, Vec<&'a (Arc<Session>, u64)>) {
+    let mut sums: HashMap<*const Owner, u64> = HashMap::new();
+    sessions.iter().for_each(|(session, bytes)| *sums.entry(user_of(session)).or_default() += bytes);
+    let most = sums.values().max().copied().unwrap_or(0);
+    sessions.into_iter().partition(|(session, _)| sums[&user_of(session)] >= most / 2)
 }
 
 /// How long a step in each group in need takes at most, by the users that have processes in it. Users have equal parts of a round, and the
@@ -525,6 +589,16 @@ struct Step {
 }
 
 impl Step {
+    /// What this step, which was fruitless, and the next have come to together.
+    fn then(&self, next: Step) -> Step {
+        Step {
+            able: self.able || next.able,
+            late: self.late || next.late,
+            is_in_parts: self.is_in_parts || next.is_in_parts,
+            ..next
+        }
+    }
+
     fn is_fruitless(&self) -> bool {
         self.moved + self.freed == 0 && !self.is_broken_off
     }
