@@ -147,6 +147,18 @@ impl Zswap {
         self.shards.all().remove_group(group)
     }
 
+    /// Returns those of `removed`, groups that were removed, that still count against the number of groups, because entries name them.
+    pub fn remembered_groups(&self, removed: &[Group]) -> Vec<Group> {
+        let all = self.shards.all();
+        let is_remembered = |group: &Group| all.iter().any(|state| state.groups.is_remembered(*group));
+        removed.iter().copied().filter(is_remembered).collect()
+    }
+
+    /// Returns how many groups can still be created.
+    pub fn free_groups(&self) -> usize {
+        self.shards.all().free_groups()
+    }
+
     /// Marks a group as about to be removed: the shrink worker passes it by from now on.
     ///
     /// # Errors

@@ -137,6 +137,12 @@ impl Groups {
         matches!(self.member(number).life, Life::Forwards(_)) && self.member(number).names == 0
     }
 
+    /// Whether the number of a group that was removed cannot be another's yet: something names it, in this shard.
+    pub fn is_remembered(&self, group: Group) -> bool {
+        let member = self.member(group.number);
+        member.generation == group.generation && matches!(member.life, Life::Forwards(_)) && member.names > 0
+    }
+
     /// A group below a living one, of a number that is vacant, or the next.
     pub fn create(&mut self, parent: u16, number: u16) -> Group {
         if number as usize == self.members.len() {

@@ -159,11 +159,21 @@ impl All<'_> {
     pub fn create_group(&mut self, parent: Group) -> Result<Group, GroupError> {
         let parent = self.tree().find(parent).ok_or(GroupError::Gone)?;
         let next = self.tree().numbers();
-        let vacant = |number: &usize| self.iter().all(|state| state.groups.is_vacant(*number as u16));
-        let number = (0..next).find(vacant).unwrap_or(next);
+        let number = (0..next).find(|number| self.is_vacant(*number)).unwrap_or(next);
         let number = u16::try_from(number).map_err(|_| GroupError::TooMany)?;
         let created = self.iter_mut().map(|state| state.groups.create(parent, number)).last();
         Ok(created.expect("at least one shard"))
+    }
+
+    fn is_vacant(&self, number: usize) -> bool {
+        self.iter().all(|state| state.groups.is_vacant(number as u16))
+    }
+
+    /// How many groups can be created.
+    pub fn free_groups(&self) -> usize {
+        let numbers = self.tree().numbers();
+        let vacant = (0..numbers).filter(|number| self.is_vacant(*number)).count();
+        usize::from(u16::MAX) + 1 - numbers + vacant
     }
 
     pub fn remove_group(&mut self, group: Group) -> Result<(), GroupError> {

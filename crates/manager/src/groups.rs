@@ -37,6 +37,8 @@ struct Tree {
     next: u32,
     /// Parents come before their children.
     nodes: BTreeMap<GroupId, Node>,
+    /// Groups that were removed, by the user whose they were, as far as these are counted.
+    removed: HashMap<u32, Vec<Group>>,
 }
 
 #[derive(Debug)]
@@ -48,6 +50,25 @@ struct Node {
     charge: Arc<Charge>,
 }
 
+impl Tree {
+    /// How many groups count for a user.
+    fn owned(&mut self, user: u32, engine: &Zswap) -> usize {
+        let living = self.nodes.values().filter(|node| node.owner == user).count();
+        let Some(removed) = self.removed.get_mut(&user) else { return living };
+        if living + removed.len() >= MOST_OWNED {
+            *removed = engine.remembered_groups(removed);
+        }
+        let owned = living + removed.len();
+        self.removed.retain(|_, removed| !removed.is_empty());
+        owned
+    }
+
+    /// Whether the groups of a user are counted.
+    fn is_limited(&self, user: u32) -> bool {
+        ![0, self.nodes[&ROOT].owner].contains(&user)
+    }
+}
+
 impl std::fmt::Debug for Groups {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Groups").finish_non_exhaustive()
@@ -56,8 +77,15 @@ impl std::fmt::Debug for Groups {
 
 const ROOT: GroupId = GroupId::ROOT;
 
-/// How many groups a user can have who is neither root nor the manager's own.
+/// How many groups a user can have who is neither root nor the manager's own. Groups that were removed count as long as pages are stored that
+/// remember them.
 const MOST_OWNED: usize = 1024;
+
+/// How many groups are left to root and the manager's user.
+const RESERVED: usize = 4096;
+
+/// How many groups there are on the way from the root to the deepest. Each charge, each limit and each step of reclaim goes along all of them.
+const MOST_DEEP: usize = 32;
 
 impl Groups {
     /// The root alone.
@@ -66,7 +94,7 @@ impl Groups {
         let charges = RwLock::new(Arc::from([root.clone()]));
         let owner = rustix::process::geteuid().as_raw();
         let node = Node { name: String::new(), owner, children: BTreeMap::new(), charge: root };
-        let tree = RwLock::new(Tree { next: 1, nodes: BTreeMap::from([(ROOT, node)]) });
+        let tree = RwLock::new(Tree { next: 1, nodes: BTreeMap::from([(ROOT, node)]), removed: HashMap::new() });
         Groups { engine, bell, watch_bell: Bell::default(), tree, charges }
     }
 
@@ -125,15 +153,19 @@ impl Groups {
     /// A new group of `owner`'s below `parent`.
     ///
     /// # Errors
-    /// `Gone`, `Exists`; `Again` if there are as many as there can be, which removed ones count for as long as something of
-    /// theirs is stored, or if a user has as many as one may have.
+    /// `Gone`, `Exists`; `NotPermitted` if it were too deep; `Again` if there are as many as there can be, which removed ones count for as long
+    /// as something of theirs is stored, or if a user has as many as one may have.
     pub fn create(&self, parent: GroupId, name: &str, owner: u32) -> Result<GroupId, Error> {
         let tree = &mut *self.tree.write();
-        let owned = tree.nodes.values().filter(|node| node.owner == owner).count();
-        if owned >= MOST_OWNED && ![0, tree.nodes[&ROOT].owner].contains(&owner) {
+        if tree.is_limited(owner)
+            && (tree.owned(owner, &self.engine) >= MOST_OWNED || self.engine.free_groups() <= RESERVED)
+        {
             return Err(Error::Again);
         }
         let above = tree.nodes.get_mut(&parent).ok_or(Error::Gone)?;
+        if above.charge.path().count() > MOST_DEEP {
+            return Err(Error::NotPermitted("groups are at most 32 deep"));
+        }
         if above.children.contains_key(name) {
             return Err(Error::Exists);
         }
@@ -160,6 +192,9 @@ impl Groups {
         };
         self.engine.remove_group(charge.group).map_err(|_| Error::Busy)?;
         let node = tree.nodes.remove(&id).expect("just seen");
+        if tree.is_limited(node.owner) {
+            tree.removed.entry(node.owner).or_default().push(charge.group);
+        }
         tree.nodes.get_mut(&parent.id).expect("a parent outlives its children").children.remove(&node.name);
         for counter in EVERY_COUNTER {
             counter(&parent.counters).fetch_add(counter(&charge.counters).load(Relaxed), Relaxed);
@@ -350,6 +385,35 @@ mod tests {
         assert!(users.iter().all(Result::is_ok));
         assert_eq!(groups.create(users[0].clone().expect("room"), "one more", 12345), Err(Error::Again));
         assert!(groups.create(ROOT, "somebody else's", 12346).is_ok());
+    }
+
+    #[test]
+    fn groups_are_not_deep() {
+        let groups = groups();
+        let nested = |id, _| groups.create(id, "below", 0);
+        let deepest = (0..MOST_DEEP).try_fold(ROOT, nested).expect("room");
+        assert!(matches!(groups.create(deepest, "below", 0), Err(Error::NotPermitted(_))));
+    }
+
+    #[test]
+    fn a_removed_group_counts_as_long_as_pages_remember_it() {
+        let groups = groups();
+        let mut slots = Vec::new();
+        for number in 0..MOST_OWNED as u32 {
+            let id = groups.create(ROOT, "again", 12345).expect("room");
+            let page = std::array::from_fn(|i| ((i as u32 / 7).wrapping_mul(number + 3) % 50) as u8);
+            slots.push(
+                groups
+                    .engine
+                    .swap_out(&page, Home { group: groups.get(id).expect("there").group, node: 0 })
+                    .expect("room"),
+            );
+            groups.remove(id).expect("empty");
+        }
+        assert_eq!(groups.create(ROOT, "again", 12345), Err(Error::Again));
+        assert!(groups.create(ROOT, "another's", 12346).is_ok());
+        groups.engine.invalidate(slots.pop().expect("many"));
+        assert!(groups.create(ROOT, "again", 12345).is_ok());
     }
 
     #[test]

@@ -16,6 +16,7 @@ use crate::charge::{Charge, EXHAUSTED_PAUSE, Events};
 use crate::control::{Error, Figures, GroupId, Limit, Machine, Parameter, Parameters};
 use crate::executioner::{self, Manner};
 use crate::jobs::{Jobs, Tenant};
+use crate::quota::Quota;
 use crate::reclaim::Taker;
 use crate::sessions::{Session, Sessions};
 use crate::shrink::ShrinkWorker;
@@ -43,7 +44,12 @@ pub struct JobMachine {
     pub shrink_worker: Arc<ShrinkWorker>,
     /// As they are now. The engine is told while this is locked, so that both agree on who was last.
     pub parameters: Mutex<Parameters>,
+    /// The threads that look at fronts after a thaw.
+    pub thaws: Arc<Quota>,
 }
+
+/// How many threads look at fronts of one user after a thaw.
+pub const MOST_THAWS: usize = 8;
 
 impl JobMachine {
     /// The parameters of a job that has just started.
@@ -111,8 +117,11 @@ impl JobMachine {
     fn let_fronts_go_on(&self, charge: &Arc<Charge>, tenants: Vec<Arc<Tenant>>) {
         const LOOKS: u32 = 50;
         let stopped: Vec<Arc<Tenant>> = tenants.into_iter().filter(|tenant| tenant.let_front_go_on().is_ok()).collect();
+        // Without a thread, they have gone on once.
+        let Some(place) = stopped.first().and_then(|tenant| self.thaws.take(tenant.uid)) else { return };
         let (charge, jobs) = (charge.clone(), self.jobs.clone());
         let look = move || {
+            let _place = place;
             for _ in 0..LOOKS {
                 std::thread::sleep(Duration::from_millis(20));
                 for tenant in stopped.iter().filter(|tenant| jobs.get(tenant.job.token).is_some()) {
@@ -126,7 +135,6 @@ impl JobMachine {
                 }
             }
         };
-        // Without a thread, they have gone on once.
         let _ = std::thread::Builder::new().name("thaw".to_owned()).spawn(look);
     }
 

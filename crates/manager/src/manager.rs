@@ -21,7 +21,7 @@
 //! No thread that serves faults waits for a program or for reclaim. Threads that work on the memory of processes have a
 //! [`Role`]: one that a process holds up is replaced.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::fs::File;
 use std::io::Read;
 use std::os::fd::AsRawFd;
@@ -51,8 +51,9 @@ use crate::executioner::{self, Manner};
 use crate::front::Bell;
 use crate::groups::Groups;
 use crate::jobs::{Jobs, Tenant, Word};
-use crate::machine::JobMachine;
+use crate::machine::{JobMachine, MOST_THAWS};
 use crate::oom::Disk;
+use crate::quota::Quota;
 use crate::reception::Reception;
 use crate::reclaim::{Reclaimer, Taker};
 use crate::sessions::Sessions;
@@ -176,7 +177,7 @@ struct Manager {
     /// What could not be waited for, for want of kernel memory or of descriptors. It is tried again every 100 ms.
     lost: Vec<Source>,
     /// Groups to be removed as soon as they are empty.
-    abandoned: Vec<GroupId>,
+    abandoned: HashSet<GroupId>,
 }
 
 /// What the control thread waits for.
@@ -251,6 +252,7 @@ impl Manager {
         let watch = Arc::new(Watch::new(pager.clone(), sessions.clone(), groups.clone(), &agent));
         let machine = Arc::new(JobMachine {
             parameters: JobMachine::first_parameters(&config),
+            thaws: Quota::new(MOST_THAWS),
             config: config.clone(),
             jobs: jobs.clone(),
             engine: engine.clone(),
@@ -286,7 +288,7 @@ impl Manager {
             waiting_for: HashMap::new(),
             next_source: 0,
             lost: Vec::new(),
-            abandoned: Vec::new(),
+            abandoned: HashSet::new(),
         };
         manager.start_threads(&watch, reception, questions)?;
         Ok(manager)
@@ -516,7 +518,7 @@ impl Manager {
             return;
         }
         if tenant.transient {
-            self.abandoned.push(tenant.charge.id);
+            self.abandoned.insert(tenant.charge.id);
         }
         if word == Word::Bye {
             let stats = Stats::now(&self.groups, &self.engine, &tenant.charge);

@@ -7,7 +7,7 @@
 //! workers have answered. When nothing can be reclaimed any more and a limit is still in the way, the largest process under it is
 //! killed, as the kernel would.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::ops::RangeInclusive;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -78,6 +78,8 @@ pub struct Reclaimer {
     load: LoadControl,
     /// Sessions whose process was killed and may still be there.
     condemned: HashSet<u64>,
+    /// The number of the round.
+    round: usize,
 }
 
 #[derive(Debug, Default)]
@@ -115,6 +117,7 @@ impl Reclaimer {
             shrunk: 0,
             load: LoadControl::new(resting),
             condemned: HashSet::new(),
+            round: 0,
         }
     }
 
@@ -176,21 +179,25 @@ impl Reclaimer {
         let mut more = false;
         let in_need: HashSet<GroupId> =
             charges.iter().filter(|charge| charge.is_near() && charge.excess() > 0).map(|charge| charge.id).collect();
-        let times = times_of_steps(sessions.iter().flat_map(|(session, _)| {
-            let (user, charge) = (Arc::as_ptr(&session.space.user()), session.charge());
-            charge
-                .path()
-                .map(|group| group.id)
-                .filter(|id| in_need.contains(id))
-                .map(|id| (user, id))
-                .collect::<Vec<_>>()
-        }));
+        self.round = self.round.wrapping_add(1);
+        let times = times_of_steps(
+            self.round,
+            sessions.iter().flat_map(|(session, _)| {
+                let (user, charge) = (Arc::as_ptr(&session.space.user()), session.charge());
+                charge
+                    .path()
+                    .map(|group| group.id)
+                    .filter(|id| in_need.contains(id))
+                    .map(|id| (user, id))
+                    .collect::<Vec<_>>()
+            }),
+        );
         // Children first: what they give up is their parents' gain.
         for charge in charges.iter().rev() {
             match charge.is_near() {
                 true => {
                     let time = times.get(&charge.id).copied().unwrap_or(LONGEST_STEP);
-                    more |= self.reclaim_from(charge, sessions, shrinking, time);
+                    more |= time.is_zero() || self.reclaim_from(charge, sessions, shrinking, time);
                 }
                 false => charge.set_exhausted(false),
             }
@@ -544,19 +551,27 @@ fn by_user<'a>(sessions: Vec<&'a (Arc<Session>, u64)>) -> (Vec<&'a (Arc<Session>
 }
 
 /// How long a step in each group in need takes at most, by the users that have processes in it. Users have equal parts of a round, and the
-/// groups of a user have equal parts of that.
-fn times_of_steps(groups: impl Iterator<Item = (*const Owner, GroupId)>) -> HashMap<GroupId, Duration> {
-    let mut groups_of_user: HashMap<*const Owner, HashSet<GroupId>> = HashMap::new();
+/// groups of a user have equal parts of that. Where these would be too short some of the groups have theirs in this round, and the next ones in
+/// the next (these have no time now): the groups of one user, however many, take no longer than that. The root has a step in each round.
+fn times_of_steps(round: usize, groups: impl Iterator<Item = (*const Owner, GroupId)>) -> HashMap<GroupId, Duration> {
+    let mut groups_of_user: HashMap<*const Owner, BTreeSet<GroupId>> = HashMap::new();
     groups.for_each(|(user, id)| {
         groups_of_user.entry(user).or_default().insert(id);
     });
     let users = groups_of_user.len() as u32;
     let mut times = HashMap::new();
     for groups in groups_of_user.values() {
-        let part = ROUND / users / groups.len() as u32;
-        groups.iter().for_each(|id| *times.entry(*id).or_insert(Duration::ZERO) += part);
+        let most = (ROUND.as_micros() / (SHORTEST_STEP * users).as_micros()).max(1) as usize;
+        let count = groups.len().min(most);
+        let part = ROUND / users / count as u32;
+        let first = round.wrapping_mul(count) % groups.len();
+        for (number, id) in groups.iter().enumerate() {
+            let has_turn = (number + groups.len() - first) % groups.len() < count || *id == GroupId::ROOT;
+            *times.entry(*id).or_insert(Duration::ZERO) += if has_turn { part } else { Duration::ZERO };
+        }
     }
-    times.values_mut().for_each(|time| *time = (*time).clamp(SHORTEST_STEP, LONGEST_STEP));
+    let given = times.values_mut().filter(|time| !time.is_zero());
+    given.for_each(|time| *time = (*time).clamp(SHORTEST_STEP, LONGEST_STEP));
     times
 }
 
@@ -615,13 +630,28 @@ mod tests {
     use super::*;
 
     #[test]
+    fn many_groups_of_a_user_take_turns() {
+        let [one, other] = [Owner::user(), Owner::user()];
+        let groups = || (0..100).map(|id| (&one, id)).chain([(&other, 0), (&other, 200)]);
+        let mut served = HashSet::new();
+        for round in 0..10 {
+            let times = times_of_steps(round, groups().map(|(user, id)| (std::ptr::from_ref(user), GroupId(id))));
+            let sum: Duration = times.values().sum();
+            assert!(sum <= ROUND + SHORTEST_STEP, "{sum:?}");
+            assert!(!times[&GroupId::ROOT].is_zero() && times[&GroupId(200)] == ROUND / 4);
+            served.extend(times.into_iter().filter(|(_, time)| !time.is_zero()).map(|(id, _)| id));
+        }
+        assert_eq!(served.len(), 101, "each has had its turn");
+    }
+
+    #[test]
     fn users_have_equal_parts_of_a_round() {
         let [one, other] = [Owner::user(), Owner::user()];
         let groups = [(&one, 1), (&one, 2), (&one, 2), (&one, 3), (&one, 4), (&one, 9), (&other, 5), (&other, 9)];
-        let times = times_of_steps(groups.into_iter().map(|(user, id)| (std::ptr::from_ref(user), GroupId(id))));
+        let times = times_of_steps(7, groups.into_iter().map(|(user, id)| (std::ptr::from_ref(user), GroupId(id))));
         let of = |id| times[&GroupId(id)];
         assert_eq!([of(1), of(2), of(4), of(5), of(9)], [4, 4, 4, 10, 14].map(Duration::from_millis));
-        let alone = times_of_steps([(std::ptr::from_ref(&one), GroupId(1))].into_iter());
+        let alone = times_of_steps(0, [(std::ptr::from_ref(&one), GroupId(1))].into_iter());
         assert_eq!(alone[&GroupId(1)], LONGEST_STEP);
     }
 }
