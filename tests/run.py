@@ -31,6 +31,7 @@ import holders          # noqa: F401
 import pressure         # noqa: F401
 import words            # noqa: F401
 import trust            # noqa: F401
+import users            # noqa: F401
 import layout           # noqa: F401
 import torture          # noqa: F401
 import tracers          # noqa: F401

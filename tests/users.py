@@ -1,0 +1,116 @@
+"""What one user of a daemon can do to the others by means that every user has: many processes, memory that cannot be moved out, an odd
+environment, a setuid program."""
+from __future__ import annotations
+
+import os
+import subprocess
+import time
+
+import harness
+from behaviour import check, unless, wait_until
+from daemon import NOBODY, Daemon, open_daemon, whole
+from holders import Mute
+from suite import MIB, Context, complaint, need_root, test
+
+# Reads 20 MiB of its own again and again for so many seconds, all of which must be right; says how long the slowest pass took.
+VICTIM = """
+import mmap, sys, time
+size, end, slowest = 20 << 20, time.monotonic() + float(sys.argv[1]), 0
+memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+for at in range(0, size, 4096):
+    memory[at:at + 8] = at.to_bytes(8, "little")
+print("ready", flush=True)
+while time.monotonic() < end:
+    start = time.monotonic()
+    right = all(memory[at:at + 8] == at.to_bytes(8, "little") for at in range(0, size, 4096))
+    slowest = max(slowest, time.monotonic() - start)
+    assert right
+    time.sleep(0.05)
+print(slowest)
+"""
+
+
+def peak_resident(pid: int) -> int:
+    status = harness.read(f"/proc/{pid}/status").decode().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in status if line.startswith("VmHWM:"))
+
+
+@test("hostile-environment", 60)
+def environment(context: Context, test):
+    """Processes whose environment is gigabytes, or on a file that does not answer, hold up no kill and cost the manager no memory."""
+    need_root()
+    program = context.program("longenv")
+    program.chmod(0o755)
+    with Mute(context) as mute:
+        daemon = open_daemon(context)
+        file = mute.directory / "mute"
+        hostile = [subprocess.Popen([*NOBODY, program, what], stdout=subprocess.PIPE, cwd="/") for what in 4 * ["1024"] + 2 * [str(file)]]
+        try:
+            sleep = all(process.stdout.readline() == b"sleeps\n" for process in hostile)
+            took = []
+            for number in range(2):
+                job = daemon.start(["sleep", "60"], "--cgroup", f"job{number}", "--quiet")
+                wait_until(lambda: daemon.get(f"cgroup/job{number}/cgroup.procs").strip(), 10)
+                start = time.monotonic()
+                killed = daemon.ask("set", f"cgroup/job{number}/cgroup.kill", "1")
+                outcome = job.end_within(20)
+                took.append(time.monotonic() - start)
+                yield check(f"hostile-environment: a kill takes {took[-1]:.2f} s", unless(sleep and mute.serves, "the others have not begun"),
+                            killed.stderr, unless(outcome.status == 137, complaint(outcome)), unless(took[-1] < 2, "it was held up"))
+            peak = peak_resident(daemon.manager())
+            yield check(f"hostile-environment: the manager had {peak / MIB:.0f} MiB", unless(peak < 64 * MIB, "it reads too much"))
+        finally:
+            for process in hostile:
+                process.kill()
+    yield check("hostile-environment: the daemon ends", unless(daemon.end().status == 0, "status"), *daemon.is_gone())
+
+
+@test("hostile-crowd", 90)
+def crowd(context: Context, test):
+    """Many small processes of a user, whose memory can be moved out or cannot, take from another user's job no more than seconds."""
+    need_root()
+    program = context.program("crowd")
+    program.chmod(0o755)
+    # Reclaim tries for two seconds before it kills.
+    for what, arguments, slowest_allowed in (("moved out", ["40", "7680"], 2), ("kept", ["180", "512"], 4)):
+        daemon = Daemon(context, "--socket-mode", "666", "--memory-max", "96M")
+        os.chmod(os.path.dirname(daemon.socket), 0o755)
+        seconds = context.size(8, 30)
+        victim = daemon.start(["python3", "-c", VICTIM, str(seconds)], "--cgroup", "victim", "--quiet")
+        wait_until(lambda: harness.read(victim.files[0]), 10)
+        others = daemon.start([program, *arguments, str(seconds), *(["exec"] if what == "kept" else [])], "--cgroup", "others", "--quiet", prefix=NOBODY)
+        outcome = victim.end_within(60)
+        lines = outcome.stdout.split()
+        slowest = float(lines[1]) if len(lines) == 2 else 60
+        kills = daemon.count("cgroup/victim/memory.events", "oom_kill")
+        taken = daemon.count("cgroup/others/memory.stat", "pgsteal") + daemon.count("cgroup/others/memory.events", "oom_kill")
+        yield check(f"hostile-crowd: {what}: the slowest pass took {slowest:.2f} s", unless(outcome.status == 0 and kills == 0, complaint(outcome)),
+                    unless(slowest < slowest_allowed, "it was held up"), unless(taken > 0, "the others were not pressed"))
+        others.kill()
+        yield check(f"hostile-crowd: {what}: the daemon ends", unless(daemon.end().status == 0, "status"), *daemon.is_gone())
+
+
+@test("foreign-family", 30)
+def family(context: Context, test):
+    """A job that root starts by way of a setuid program in a user's session is root's, and in the group that root names."""
+    need_root()
+    program = context.program("asroot")
+    daemon = open_daemon(context)
+    daemon.ask("mkdir", "roots")
+    program.chmod(0o4755)
+    try:
+        line = f"sleep 0.5; exec {program} {daemon.socket} {context.uzswap}"
+        theirs = daemon.start(["setsid", "-w", "sh", "-c", line], "--cgroup", "theirs", "--quiet", prefix=NOBODY)
+        roots = lambda: daemon.get("cgroup/roots/cgroup.procs").split()
+        in_roots = wait_until(roots, 10)
+        process = next(iter(roots()), None)
+        daemon.ask("set", "cgroup/theirs/cgroup.kill", "1", prefix=NOBODY)
+        time.sleep(0.3)
+        lives = process is not None and roots() == [process]
+        yield check("foreign-family: in root's group", unless(in_roots, f"in theirs: {daemon.get('cgroup/theirs/cgroup.procs').split()}"),
+                    unless(lives, "it died with the user's job"))
+    finally:
+        program.chmod(0o755)
+    daemon.ask("set", "cgroup/roots/cgroup.kill", "1")
+    theirs.kill()
+    yield check("foreign-family: the daemon ends", unless(daemon.end().status == 0, "status"), *daemon.is_gone())
