@@ -16,6 +16,7 @@ use uzswap_vm::sys::process::{PidFd, share_memory};
 use uzswap_vm::sys::thread;
 
 use crate::environment;
+use crate::quota::Ticket;
 
 /// How long the dead may take to go.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -37,10 +38,12 @@ pub fn kill_job(manner: Manner, job: Job, front: Option<i32>, known: &[i32], spa
     kill_with(manner, str::from_utf8(&job.to_text()).expect("hexadecimal digits"), front, known, spared)
 }
 
-/// Kills a job by a thread of its own: no other job waits for that. `guard` stands for this process, the manager; both are spared.
-pub fn kill_aside(manner: Manner, job: Job, known: Vec<i32>, guard: i32) {
+/// Kills a job by a thread of its own, which holds `place` as long: no other job waits for that. `guard` stands for this process, the manager;
+/// both are spared.
+pub fn kill_aside(manner: Manner, job: Job, known: Vec<i32>, guard: i32, place: Option<Ticket>) {
     let spared = [std::process::id() as i32, guard];
     let kill = move || {
+        let _place = place;
         kill_job(manner, job, None, &known, &spared);
     };
     if std::thread::Builder::new().name("kill".to_owned()).spawn(kill).is_err() {

@@ -76,6 +76,9 @@ const LAST_CALLS: Duration = Duration::from_millis(200);
 /// How many jobs one user can have. Each takes descriptors, of which there is an end.
 const MOST_JOBS: usize = 1024;
 
+/// Jobs of one user that are killed at once because they have lost their fronts, before no other may join: each takes a thread.
+const MOST_KILLS: usize = 8;
+
 /// Threads that serve the reception.
 const RECEPTION_THREADS: usize = 2;
 
@@ -178,6 +181,8 @@ struct Manager {
     lost: Vec<Source>,
     /// Groups to be removed as soon as they are empty.
     abandoned: HashSet<GroupId>,
+    /// The jobs that are being killed.
+    kills: Arc<Quota>,
 }
 
 /// What the control thread waits for.
@@ -289,6 +294,7 @@ impl Manager {
             next_source: 0,
             lost: Vec::new(),
             abandoned: HashSet::new(),
+            kills: Quota::new(MOST_KILLS),
         };
         manager.start_threads(&watch, reception, questions)?;
         Ok(manager)
@@ -483,7 +489,7 @@ impl Manager {
         let others = self.jobs.all().iter().filter(|tenant| tenant.uid == peer.uid).count();
         // Nor can a front be looked after that has no process here, or has ended.
         let Ok(front) = peer_handle(&stream) else { return };
-        if peer.pid <= 0 || others >= MOST_JOBS || front.pid() != Some(peer.pid) {
+        if peer.pid <= 0 || others >= MOST_JOBS || !self.kills.has_room(peer.uid) || front.pid() != Some(peer.pid) {
             return;
         }
         // Without random bytes or with the group gone it finds its connection closed, too.
@@ -526,7 +532,8 @@ impl Manager {
         }
         let front = tenant.front_pid;
         log(&format!("uzswap: error: `uzswap run --connect` ({front}) was killed; its job is killed"));
-        executioner::kill_aside(Manner::StopFirst, tenant.job, self.sessions.pids_of(tenant.job), self.front_pid);
+        let (known, place) = (self.sessions.pids_of(tenant.job), self.kills.take(tenant.uid));
+        executioner::kill_aside(Manner::StopFirst, tenant.job, known, self.front_pid, place);
     }
 
     /// The front is dead, and with it whoever would guard the jobs: they end here.

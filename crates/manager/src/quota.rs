@@ -37,6 +37,11 @@ impl Quota {
         self.users.lock().values().sum()
     }
 
+    /// Tells whether `user` could take another.
+    pub fn has_room(&self, user: u32) -> bool {
+        self.users.lock().get(&user).is_none_or(|count| *count < self.most)
+    }
+
     /// Counts one more of a user's; `None` if that user has as many as it can have.
     pub fn take(self: &Arc<Quota>, user: u32) -> Option<Ticket> {
         let mut users = self.users.lock();

@@ -97,6 +97,9 @@ struct Need {
 /// Processes with their resident bytes, largest first.
 type Sizes<'a> = &'a [(Arc<Session>, u64)];
 
+/// One of them.
+type Measured<'a> = &'a (Arc<Session>, u64);
+
 impl Reclaimer {
     /// A reclaimer that knows nothing of what one before it has done, but which processes may rest.
     pub fn new(
@@ -321,7 +324,7 @@ impl Reclaimer {
     }
 
     /// Selects the user who has most: of what is swapped out if the swap file takes no more, else of memory. None if there is one user only.
-    fn largest_user(&self, charge: &Charge, sessions: &[&(Arc<Session>, u64)]) -> Option<*const Owner> {
+    fn largest_user(&self, charge: &Charge, sessions: &[Measured<'_>]) -> Option<*const Owner> {
         let mut users: HashMap<*const Owner, HashMap<GroupId, Arc<Charge>>> = HashMap::new();
         for (session, _) in sessions {
             let own = session.charge();
@@ -423,7 +426,7 @@ impl Taker {
         hurry: bool,
         end: Option<Instant>,
     ) -> Step {
-        let below: Vec<&(Arc<Session>, u64)> =
+        let below: Vec<Measured<'_>> =
             sessions.iter().filter(|(session, _)| session.charge().is_below(charge.id)).collect();
         let (low, free): (Vec<_>, Vec<_>) = below
             .into_iter()
@@ -474,7 +477,7 @@ impl Taker {
     }
 
     /// Takes from the users with most memory first, whatever number of processes they have it in.
-    fn step_by_user(&self, charge: &Charge, sessions: &[&(Arc<Session>, u64)], task: StepTask) -> Step {
+    fn step_by_user(&self, charge: &Charge, sessions: &[Measured<'_>], task: StepTask) -> Step {
         let (of_larger, of_smaller) = by_user(sessions.to_vec());
         let step = self.step_through(charge, &of_larger, task);
         if of_smaller.is_empty() || !step.is_fruitless() {
@@ -484,7 +487,7 @@ impl Taker {
     }
 
     /// Takes from those who rest first.
-    fn step_through(&self, charge: &Charge, sessions: &[&(Arc<Session>, u64)], task: StepTask) -> Step {
+    fn step_through(&self, charge: &Charge, sessions: &[Measured<'_>], task: StepTask) -> Step {
         let (resting, others): (Vec<_>, Vec<_>) = sessions.iter().partition(|(session, _)| session.space.rests());
         if resting.is_empty() {
             return self.step_evenly(charge, &others, task);
@@ -498,7 +501,7 @@ impl Taker {
     }
 
     /// Goes through the larger half of the processes, from where the last step broke off, and through the others until something is freed.
-    fn step_evenly(&self, charge: &Charge, sessions: &[&(Arc<Session>, u64)], task: StepTask) -> Step {
+    fn step_evenly(&self, charge: &Charge, sessions: &[Measured<'_>], task: StepTask) -> Step {
         let mut step = Step::default();
         let largest = sessions.first().map_or(0, |(_, bytes)| *bytes);
         let (larger, smaller) = sessions.split_at(sessions.partition_point(|(_, bytes)| *bytes >= largest / 2));
@@ -543,7 +546,7 @@ impl Taker {
 }
 
 /// The processes of the users with at least half of what the user with most has, and the others; each in their order.
-fn by_user<'a>(sessions: Vec<&'a (Arc<Session>, u64)>) -> (Vec<&'a (Arc<Session>, u64)>, Vec<&'a (Arc<Session>, u64)>) {
+fn by_user(sessions: Vec<Measured<'_>>) -> (Vec<Measured<'_>>, Vec<Measured<'_>>) {
     let mut sums: HashMap<*const Owner, u64> = HashMap::new();
     sessions.iter().for_each(|(session, bytes)| *sums.entry(user_of(session)).or_default() += bytes);
     let most = sums.values().max().copied().unwrap_or(0);

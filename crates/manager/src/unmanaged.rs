@@ -233,7 +233,7 @@ pub fn report(tenant: &Tenant, process: Option<&PidFd>, why: &str, guard: i32) {
         }
         // With all others, so that none of them sees it die and does something about it.
         let known = process.and_then(PidFd::pid).into_iter().collect();
-        executioner::kill_aside(Manner::AtOnce, tenant.job, known, guard);
+        executioner::kill_aside(Manner::AtOnce, tenant.job, known, guard, None);
     } else if is_first {
         tenant.tell(&format!("warning: {name} runs unmanaged: {why}; `uzswap doctor` may tell how to mend it"));
     }
