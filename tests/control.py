@@ -112,7 +112,7 @@ class Controlled(Manager):
         return self.job.wait(timeout)
 
 
-@test("control-freeze", 60)
+@test("control-freeze", 60, beside=True)
 def control_freeze(context: Context, test):
     """Programs that are stopped with their group while they execute another go on with it."""
     manager = Manager(context)

@@ -316,7 +316,7 @@ def users(context: Context, test):
     yield check("daemon-users: ends", unless(daemon.end().status == 0, "status"), *daemon.is_gone())
 
 
-@test("daemon-claims", 60)
+@test("daemon-claims", 60, beside=True)
 def claims(context: Context, test):
     """A user who is not the daemon's keeps no memory from the others by the settings of his groups."""
     need_root()

@@ -35,7 +35,7 @@ def peak_resident(pid: int) -> int:
     return next(int(line.split()[1]) * 1024 for line in status if line.startswith("VmHWM:"))
 
 
-@test("hostile-environment", 60)
+@test("hostile-environment", 60, beside=True)
 def environment(context: Context, test):
     """Processes whose environment is gigabytes, or on a file that does not answer, hold up no kill and cost the manager no memory."""
     need_root()
@@ -75,7 +75,7 @@ def crowd(context: Context, test):
     for what, arguments, slowest_allowed in (("moved out", ["40", "7680"], 2), ("kept", ["180", "512"], 4)):
         daemon = Daemon(context, "--socket-mode", "666", "--memory-max", "96M")
         os.chmod(os.path.dirname(daemon.socket), 0o755)
-        seconds = context.size(8, 30)
+        seconds = context.size(6, 30)
         victim = daemon.start(["python3", "-c", VICTIM, str(seconds)], "--cgroup", "victim", "--quiet")
         wait_until(lambda: harness.read(victim.files[0]), 10)
         others = daemon.start([program, *arguments, str(seconds), *(["exec"] if what == "kept" else [])], "--cgroup", "others", "--quiet", prefix=NOBODY)
@@ -90,7 +90,7 @@ def crowd(context: Context, test):
         yield check(f"hostile-crowd: {what}: the daemon ends", unless(daemon.end().status == 0, "status"), *daemon.is_gone())
 
 
-@test("foreign-family", 30)
+@test("foreign-family", 30, beside=True)
 def family(context: Context, test):
     """A job that root starts by way of a setuid program in a user's session is root's, and in the group that root names."""
     need_root()

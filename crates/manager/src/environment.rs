@@ -40,20 +40,24 @@ pub fn of(pid: i32) -> io::Result<Vec<u8>> {
     Ok(environment)
 }
 
-/// Returns those of `pids` with an entry in their environments that begins with `prefix`.
-pub fn carriers(pids: Vec<i32>, prefix: &[u8]) -> Vec<i32> {
+/// Returns those of `pids` with an entry in their environments that begins with `prefix`, as far as they are found until `end`; and whether all
+/// were looked at, but for those that are passed over.
+pub fn carriers(pids: Vec<i32>, prefix: &[u8], end: Instant) -> (Vec<i32>, bool) {
     let left = Arc::new(Mutex::new(pids));
     let mut found = Vec::new();
     while !left.lock().is_empty() {
+        if Instant::now() > end {
+            return (found, false);
+        }
         let (said, heard) = mpsc::channel();
         let (pids, prefix) = (left.clone(), prefix.to_vec());
         // Without a thread some environment may take for ever.
-        if thread::Builder::new().name("environ".to_owned()).spawn(move || read(&pids, &prefix, &said)).is_err() {
+        if thread::Builder::new().name("environ".to_owned()).spawn(move || read(&pids, &prefix, &said, end)).is_err() {
             break;
         }
         follow(&heard, &mut found);
     }
-    found
+    (found, true)
 }
 
 /// What a reading thread says.
@@ -64,8 +68,8 @@ enum Said {
     Has(i32, bool),
 }
 
-/// Takes `pids` and reads their environments, one after the other, until one takes long.
-fn read(pids: &Mutex<Vec<i32>>, prefix: &[u8], said: &Sender<Said>) {
+/// Takes `pids` and reads their environments, one after the other, until one takes long, or the end.
+fn read(pids: &Mutex<Vec<i32>>, prefix: &[u8], said: &Sender<Said>, end: Instant) {
     let mut takes_long = false;
     while let Some(pid) = Some(pids).filter(|_| !takes_long).and_then(|pids| pids.lock().pop()) {
         if is_passed_over(pid) {
@@ -78,7 +82,7 @@ fn read(pids: &Mutex<Vec<i32>>, prefix: &[u8], said: &Sender<Said>) {
         // If nothing listens any more, `pid` is noted as stuck.
         let _ = said.send(Said::Has(pid, has));
         set_stuck(pid, false);
-        takes_long = start.elapsed() > PATIENCE / 2;
+        takes_long = start.elapsed() > PATIENCE / 2 || Instant::now() > end;
     }
 }
 
@@ -133,7 +137,9 @@ mod tests {
         let first = of(own).expect("our own");
         let entry = first.split(|&byte| byte == 0).next().expect("an environment").to_vec();
         assert!(!entry.is_empty());
-        assert_eq!(carriers(vec![own, 0], &entry[..entry.len() - 1]), [own]);
-        assert_eq!(carriers(vec![own], b"no such entry="), [0; 0]);
+        let end = Instant::now() + Duration::from_secs(60);
+        assert_eq!(carriers(vec![own, 0], &entry[..entry.len() - 1], end), (vec![own], true));
+        assert_eq!(carriers(vec![own], b"no such entry=", end), (vec![], true));
+        assert_eq!(carriers(vec![own], b"no such entry=", Instant::now() - PATIENCE), (vec![], false));
     }
 }

@@ -3,7 +3,7 @@
 //! A process belongs to the job if it descends from the job's front, or carries the job's secret in the environment it
 //! was started with. Neither alone finds all: an orphan is adopted elsewhere once the front is dead, and a program can
 //! overwrite its environment. To look for the secret is to read memory of every process of the machine, which any of them can make long
-//! (`environment.rs`): those that are known otherwise do not wait for it.
+//! (`environment.rs`): those that are found by then are killed meanwhile.
 
 use std::collections::{HashMap, HashSet};
 use std::fs;
@@ -20,6 +20,10 @@ use crate::quota::Ticket;
 
 /// How long the dead may take to go.
 const PATIENCE: Duration = Duration::from_secs(10);
+
+/// How long all processes of the machine may be searched for those of the job, before those that are known by then are killed. Each time it
+/// takes longer, if it must.
+const FIRST_PATIENCE: Duration = Duration::from_millis(300);
 
 /// How to kill.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -61,6 +65,7 @@ fn kill_with(manner: Manner, secret: &str, front: Option<i32>, known: &[i32], sp
     let started = Instant::now();
     // When such a process has ended, its number may come to be another's.
     let known: Vec<(i32, PidFd)> = known.iter().filter_map(|&pid| Some((pid, PidFd::open(pid).ok()?))).collect();
+    let mut patience = FIRST_PATIENCE;
     loop {
         let processes = processes();
         let known = known.iter().filter(|(_, handle)| !handle.has_ended()).map(|(pid, _)| *pid);
@@ -73,19 +78,23 @@ fn kill_with(manner: Manner, secret: &str, front: Option<i32>, known: &[i32], sp
             killed.extend(alive.iter().filter(takes).filter(|&&pid| job::kill(pid, signal).is_ok()));
             alive.is_empty()
         };
-        // Then none of these sees another die.
-        send(if manner == Manner::StopFirst { libc::SIGSTOP } else { libc::SIGKILL }, &members);
+        // What is stopped does not see another die.
+        if manner == Manner::StopFirst {
+            send(libc::SIGSTOP, &members);
+        }
         let prefix = format!("{ENV_JOB}={secret}").into_bytes();
         let others = processes.keys().filter(|pid| !members.contains(pid)).copied().collect();
-        members.extend(environment::carriers(others, &prefix));
+        let (carriers, are_all) = environment::carriers(others, &prefix, Instant::now() + patience);
+        members.extend(carriers);
         if manner == Manner::StopFirst {
             send(libc::SIGSTOP, &members);
         }
         let are_gone = send(libc::SIGKILL, &members);
         while front.is_some() && job::collect_child().is_some() {}
-        if are_gone || started.elapsed() > PATIENCE {
+        if are_gone && are_all || started.elapsed() > PATIENCE {
             return killed.len();
         }
+        patience *= 2;
         std::thread::sleep(Duration::from_millis(2));
     }
 }

@@ -131,6 +131,11 @@ impl Groups {
         self.tree.read().nodes.get(&id)?.children.get(name).copied()
     }
 
+    /// Whether what a user takes is bounded: root and the manager's own user are free.
+    pub fn is_limited(&self, user: u32) -> bool {
+        self.tree.read().is_limited(user)
+    }
+
     /// The user whose group it is.
     pub fn owner(&self, id: GroupId) -> Option<u32> {
         self.tree.read().nodes.get(&id).map(|node| node.owner)

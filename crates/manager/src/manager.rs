@@ -76,7 +76,8 @@ const LAST_CALLS: Duration = Duration::from_millis(200);
 /// How many jobs one user can have. Each takes descriptors, of which there is an end.
 const MOST_JOBS: usize = 1024;
 
-/// Jobs of one user that are killed at once because they have lost their fronts, before no other may join: each takes a thread.
+/// Jobs of one user, neither root nor the manager's own, that are being killed because they have lost their fronts when no other may join: each
+/// takes a thread.
 const MOST_KILLS: usize = 8;
 
 /// Threads that serve the reception.
@@ -489,7 +490,8 @@ impl Manager {
         let others = self.jobs.all().iter().filter(|tenant| tenant.uid == peer.uid).count();
         // Nor can a front be looked after that has no process here, or has ended.
         let Ok(front) = peer_handle(&stream) else { return };
-        if peer.pid <= 0 || others >= MOST_JOBS || !self.kills.has_room(peer.uid) || front.pid() != Some(peer.pid) {
+        let is_held = self.groups.is_limited(peer.uid) && !self.kills.has_room(peer.uid);
+        if peer.pid <= 0 || others >= MOST_JOBS || is_held || front.pid() != Some(peer.pid) {
             return;
         }
         // Without random bytes or with the group gone it finds its connection closed, too.
