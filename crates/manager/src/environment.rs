@@ -10,9 +10,8 @@
 use std::collections::HashMap;
 use std::fs::{self, File};
 use std::io::{self, Read};
-use std::os::unix::fs::MetadataExt;
-use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
+use std::sync::{Arc, LazyLock};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -28,7 +27,7 @@ const PATIENCE: Duration = Duration::from_millis(200);
 const MOST_STUCK: usize = 4;
 
 /// Processes whose environments are being read and have not been for long, with their users.
-static STUCK: Mutex<Option<HashMap<i32, u32>>> = Mutex::new(None);
+static STUCK: LazyLock<Mutex<HashMap<i32, Option<u32>>>> = LazyLock::new(Mutex::default);
 
 /// Returns the environment of a process as it was started, in entries that end with a zero byte each.
 ///
@@ -81,7 +80,7 @@ fn read(pids: &Mutex<Vec<i32>>, prefix: &[u8], said: &Sender<Said>, end: Instant
         let has = environment.split(|&byte| byte == 0).any(|entry| entry.starts_with(prefix));
         // If nothing listens any more, `pid` is noted as stuck.
         let _ = said.send(Said::Has(pid, has));
-        set_stuck(pid, false);
+        STUCK.lock().remove(&pid);
         takes_long = start.elapsed() > PATIENCE / 2 || Instant::now() > end;
     }
 }
@@ -92,39 +91,43 @@ fn follow(heard: &Receiver<Said>, found: &mut Vec<i32>) {
     loop {
         let said = match heard.recv_timeout(PATIENCE) {
             Err(RecvTimeoutError::Timeout) => {
-                reading.into_iter().for_each(|pid| set_stuck(pid, true));
-                // It may have been done with it just now.
-                heard.try_recv().ok()
+                let Some(pid) = reading else { continue };
+                STUCK.lock().insert(pid, user_of(pid));
+                match heard.try_recv() {
+                    // It was done with it just now.
+                    Ok(said) => {
+                        STUCK.lock().remove(&pid);
+                        said
+                    }
+                    Err(_) => return,
+                }
             }
-            said => said.ok(),
+            Err(RecvTimeoutError::Disconnected) => return,
+            Ok(said) => said,
         };
         match said {
-            Some(Said::Begins(pid)) => reading = Some(pid),
-            Some(Said::Has(pid, has)) => found.extend(Some(pid).filter(|_| has)),
-            None => return,
+            Said::Begins(pid) => reading = Some(pid),
+            Said::Has(pid, has) => {
+                reading = None;
+                found.extend(Some(pid).filter(|_| has));
+            }
         }
-    }
-}
-
-fn set_stuck(pid: i32, is_stuck: bool) {
-    let mut stuck = STUCK.lock();
-    if is_stuck {
-        stuck.get_or_insert_default().insert(pid, user_of(pid));
-    } else if let Some(stuck) = &mut *stuck {
-        stuck.remove(&pid);
     }
 }
 
 fn is_passed_over(pid: i32) -> bool {
     let stuck = STUCK.lock();
-    let Some(stuck) = stuck.as_ref().filter(|stuck| !stuck.is_empty()) else { return false };
+    if stuck.len() < MOST_STUCK {
+        return stuck.contains_key(&pid);
+    }
     let user = user_of(pid);
     stuck.contains_key(&pid) || stuck.values().filter(|other| **other == user).count() >= MOST_STUCK
 }
 
-/// The user of a process; root for one that is gone.
-fn user_of(pid: i32) -> u32 {
-    fs::metadata(format!("/proc/{pid}")).map_or(0, |directory| directory.uid())
+/// The real user of a process, whatever it is permitted and whether or not it may be looked at; `None` once it is gone.
+fn user_of(pid: i32) -> Option<u32> {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+    status.lines().find_map(|line| line.strip_prefix("Uid:"))?.split_ascii_whitespace().next()?.parse().ok()
 }
 
 #[cfg(test)]
@@ -138,6 +141,7 @@ mod tests {
         let entry = first.split(|&byte| byte == 0).next().expect("an environment").to_vec();
         assert!(!entry.is_empty());
         let end = Instant::now() + Duration::from_secs(60);
+        assert_eq!((user_of(own), user_of(0)), (Some(rustix::process::getuid().as_raw()), None));
         assert_eq!(carriers(vec![own, 0], &entry[..entry.len() - 1], end), (vec![own], true));
         assert_eq!(carriers(vec![own], b"no such entry=", end), (vec![], true));
         assert_eq!(carriers(vec![own], b"no such entry=", Instant::now() - PATIENCE), (vec![], false));
