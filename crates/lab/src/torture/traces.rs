@@ -47,25 +47,36 @@ pub(crate) fn is_stopped(id: u32) -> bool {
     fs::read_to_string(format!("/proc/{id}/status")).is_ok_and(|status| status.contains("\nState:\tT "))
 }
 
-/// Returns where each task of these processes sits: the report on a hang.
+/// Returns where each task of these processes sits, and of their children that have lost their memory, which bear no marker: the report on a
+/// hang.
 pub(crate) fn what_they_do(processes: &[Traced]) -> String {
     let mut report = String::new();
-    for Traced { id, part } in processes {
-        let _ = writeln!(report, "process {id} ({part:?})");
+    let marked: Vec<u32> = processes.iter().map(|process| process.id).collect();
+    let mut open: Vec<(u32, String)> =
+        processes.iter().map(|process| (process.id, format!("{:?}", process.part))).collect();
+    open.reverse();
+    while let Some((id, part)) = open.pop() {
+        let _ = writeln!(report, "process {id} ({part})");
         for task in fs::read_dir(format!("/proc/{id}/task")).into_iter().flatten().flatten() {
             let file = |name| fs::read_to_string(task.path().join(name)).unwrap_or_default();
             let (status, stack, call) = (file("status"), file("stack"), file("syscall"));
-            let state = status.lines().find(|line| line.starts_with("State")).unwrap_or("State: gone");
+            let line = |name| status.lines().find(|line| line.starts_with(name)).unwrap_or("gone");
             let stack: Vec<&str> = stack.lines().filter_map(|line| line.split(' ').nth(1)).take(8).collect();
             let name = task.file_name();
             let _ = writeln!(
                 report,
-                "    task {} {}: {state}; system call {}; stack {}",
+                "    task {} {}: {}; {}; system call {}; stack {}",
                 name.display(),
                 file("comm").trim(),
+                line("State"),
+                line("TracerPid"),
                 call.trim(),
                 stack.join(" < ")
             );
+            let children = file("children");
+            let unmarked =
+                children.split_ascii_whitespace().filter_map(|id| id.parse().ok()).filter(|id| !marked.contains(id));
+            open.extend(unmarked.map(|id| (id, format!("without a marker, child of {}", name.display()))));
         }
     }
     report
