@@ -304,7 +304,7 @@ def users(context: Context, test):
     daemon.ask("mkdir", "own/roots")
     squatted = [daemon.run(["true"], "--cgroup", group) for group in ("own", "own/roots", "own/below/new")]
     yield check("daemon-users: root's job in others' groups", *(
-        unless(outcome.status == 2 and "is another user's" in outcome.stderr, complaint(outcome)) for outcome in squatted))
+        unless(outcome.status == 2 and "belongs to another user" in outcome.stderr, complaint(outcome)) for outcome in squatted))
     daemon.ask("rmdir", "own/roots")
     job = daemon.memory("--cgroup", "own/below", "--memory-max", "32M", prefix=NOBODY)
     job.touch(64)
@@ -318,7 +318,7 @@ def users(context: Context, test):
 
 @test("daemon-claims", 60, beside=True)
 def claims(context: Context, test):
-    """A user who is not the daemon's keeps no memory from the others by the settings of his groups."""
+    """No user but the daemon's own keeps memory from other users by the settings of a group."""
     need_root()
     claims = {"memory.min": ("max", "0"), "memory.low": ("1G", "0"), "memory.swap.max": ("0", "max"),
               "memory.zswap.writeback": ("0", "1"), "memory.zswap.shrinker.enabled": ("0", "1")}

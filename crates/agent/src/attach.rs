@@ -48,12 +48,12 @@ struct Landmark {
 }
 
 impl BoardPage {
-    /// Whether this process is in the manager's pid namespace. False where that cannot be told.
-    fn is_of_our_pid_namespace(&self) -> bool {
-        let inode = self.landmark.inode.load(Relaxed);
-        let is_there = Some(self.landmark.pid.load(Relaxed) as i32)
-            .filter(|_| inode != 0)
-            .and_then(|pid| sys::is_process(pid, inode));
+    /// Tells whether this process is in the manager's pid namespace. False where that cannot be told.
+    fn is_in_managers_pid_namespace(&self) -> bool {
+        let is_there = match self.landmark.inode.load(Relaxed) {
+            0 => None,
+            inode => sys::is_process(self.landmark.pid.load(Relaxed) as i32, inode),
+        };
         is_there.unwrap_or_else(|| sys::is_in_pid_namespace(self.pid_namespace.load(Relaxed)))
     }
 }
@@ -232,7 +232,7 @@ fn start_worker(region: Region, control: *const Control) -> isize {
     // SAFETY: the stacks are parts of the shared mapping that no other thread uses; they live as long as the address space. The
     // usher has ended when its call returns. The worker only ever changes the control block's atomics.
     unsafe {
-        if BOARD_PAGE.is_of_our_pid_namespace() {
+        if BOARD_PAGE.is_in_managers_pid_namespace() {
             let usher =
                 sys::clone_memory(sys::CLONE_VFORK, region.usher_stack_top() as *mut u8, worker::usher, control);
             if usher > 0 {

@@ -170,7 +170,7 @@ impl Tree<'_> {
         }
     }
 
-    /// The group that a path names, if `by` may have a job there, and no other user could kill or limit it.
+    /// Finds the group that a path names, if `by` may have a job there, and no other user could kill or limit it.
     pub fn joinable(&self, path: &str, by: Writer) -> Result<GroupId, Error> {
         let group = self.group(path)?;
         may_change(self.0, group, by)?;
@@ -179,7 +179,7 @@ impl Tree<'_> {
             let owner = Writer { uid: self.0.owner(group)?, ..by };
             if owner.uid != by.uid && !is_operator(self.0, owner)? {
                 return Err(Error::NotPermitted(
-                    "the group, or one above it, is another user's, who could kill the job",
+                    "the group, or one above it, belongs to another user, and that user could kill the job",
                 ));
             }
             above = self.0.parent(group)?;

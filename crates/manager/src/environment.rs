@@ -5,7 +5,7 @@
 //! 1. as long as the process likes: [`MOST`] is read, which is more than the kernel lets a program be started with;
 //! 2. on a file whose server does not answer: then the read does not return, and not even a signal ends it. Many environments are read by
 //!    a thread of its own ([`carriers`]). If a read takes longer than [`PATIENCE`] another thread goes on behind that process, which is
-//!    passed over until its read has returned; so are all processes of a user who has [`MOST_STUCK`] such reads.
+//!    passed over until its read has returned; so are all processes of a user with [`MOST_STUCK`] such reads.
 
 use std::collections::HashMap;
 use std::fs::{self, File};
@@ -70,7 +70,8 @@ enum Said {
 /// Takes `pids` and reads their environments, one after the other, until one takes long, or the end.
 fn read(pids: &Mutex<Vec<i32>>, prefix: &[u8], said: &Sender<Said>, end: Instant) {
     let mut takes_long = false;
-    while let Some(pid) = Some(pids).filter(|_| !takes_long).and_then(|pids| pids.lock().pop()) {
+    while !takes_long {
+        let Some(pid) = pids.lock().pop() else { return };
         if is_passed_over(pid) {
             continue;
         }

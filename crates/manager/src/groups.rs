@@ -5,7 +5,8 @@
 //!    without that lock.
 //! 2. A group is removed only when it has no children and no processes. What the engine has stored for it goes to its
 //!    parent, and so do its counts.
-//! 3. A process that has no session yet belongs to the group of the process that it came from.
+//! 3. Users make groups, and each group costs all users something: so they are bounded in number and in depth.
+//! 4. A process that has no session yet belongs to the group of the process that it came from.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -51,7 +52,7 @@ struct Node {
 }
 
 impl Tree {
-    /// How many groups count for a user.
+    /// Counts the groups of a user.
     fn owned(&mut self, user: u32, engine: &Zswap) -> usize {
         let living = self.nodes.values().filter(|node| node.owner == user).count();
         let Some(removed) = self.removed.get_mut(&user) else { return living };
@@ -63,7 +64,7 @@ impl Tree {
         owned
     }
 
-    /// Whether the groups of a user are counted.
+    /// Tells whether the groups of a user are counted.
     fn is_limited(&self, user: u32) -> bool {
         ![0, self.nodes[&ROOT].owner].contains(&user)
     }
@@ -77,14 +78,14 @@ impl std::fmt::Debug for Groups {
 
 const ROOT: GroupId = GroupId::ROOT;
 
-/// How many groups a user can have who is neither root nor the manager's own. Groups that were removed count as long as pages are stored that
-/// remember them.
+/// Most groups of one user, other than root and the manager's own. Groups that were removed count as long as pages are stored that remember
+/// them.
 const MOST_OWNED: usize = 1024;
 
-/// How many groups are left to root and the manager's user.
+/// Groups that are left to root and the manager's user.
 const RESERVED: usize = 4096;
 
-/// How many groups there are on the way from the root to the deepest. Each charge, each limit and each step of reclaim goes along all of them.
+/// Most groups on the way from the root to the deepest. Each charge, each limit and each step of reclaim goes along all of them.
 const MOST_DEEP: usize = 32;
 
 impl Groups {
@@ -131,7 +132,7 @@ impl Groups {
         self.tree.read().nodes.get(&id)?.children.get(name).copied()
     }
 
-    /// Whether what a user takes is bounded: root and the manager's own user are free.
+    /// Tells whether what a user takes is bounded: root and the manager's own user are free.
     pub fn is_limited(&self, user: u32) -> bool {
         self.tree.read().is_limited(user)
     }
@@ -340,8 +341,8 @@ impl Groups {
         low.for_each(|charge| charge.count(|events| &events.low));
     }
 
-    /// Whether a limit protects all of a group's charge when `target` is reclaimed from.
-    fn protects(&self, charge: &Charge, target: GroupId, limit: Limit) -> bool {
+    /// Tells whether a limit protects all of a group's charge when `target`, above it, is reclaimed from.
+    pub fn protects(&self, charge: &Charge, target: GroupId, limit: Limit) -> bool {
         let granted = self.protection(charge, target, limit);
         granted > 0 && charge.current.load(Relaxed) <= granted
     }

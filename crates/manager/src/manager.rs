@@ -490,8 +490,8 @@ impl Manager {
         let others = self.jobs.all().iter().filter(|tenant| tenant.uid == peer.uid).count();
         // Nor can a front be looked after that has no process here, or has ended.
         let Ok(front) = peer_handle(&stream) else { return };
-        let is_held = self.groups.is_limited(peer.uid) && !self.kills.has_room(peer.uid);
-        if peer.pid <= 0 || others >= MOST_JOBS || is_held || front.pid() != Some(peer.pid) {
+        let kills_many = self.groups.is_limited(peer.uid) && !self.kills.has_room(peer.uid);
+        if peer.pid <= 0 || others >= MOST_JOBS || kills_many || front.pid() != Some(peer.pid) {
             return;
         }
         // Without random bytes or with the group gone it finds its connection closed, too.

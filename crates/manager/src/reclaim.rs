@@ -1,11 +1,12 @@
 //! Keeping groups within their limits.
 //!
 //! Each round: measure; have processes take turns where they thrash (`turns`); for each group whose charge is above its soft
-//! limit, evict a little from those who rest, else from the largest of its processes and of those below it, store what has
+//! limit, evict a little from the users with most memory: from those of their processes that rest, else from the largest; store what has
 //! waited long enough, and have its part of the pool shrunk when they have little to give; let waiting faults try again. A
 //! group below `memory.min` is left alone, one below `memory.low` as long as others have something to give, or may have it when their
 //! workers have answered. When nothing can be reclaimed any more and a limit is still in the way, the largest process under it is
-//! killed, as the kernel would.
+//! killed, as the kernel would; of several users, processes of the user with most. The groups of one user, however many, take no more than
+//! that user's part of a round.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::ops::RangeInclusive;
@@ -323,7 +324,7 @@ impl Reclaimer {
         killed
     }
 
-    /// Selects the user who has most: of what is swapped out if the swap file takes no more, else of memory. None if there is one user only.
+    /// Selects the user with most memory, or with most swapped out if the swap file takes no more. None if there is one user only.
     fn largest_user(&self, charge: &Charge, sessions: &[Measured<'_>]) -> Option<*const Owner> {
         let mut users: HashMap<*const Owner, HashMap<GroupId, Arc<Charge>>> = HashMap::new();
         for (session, _) in sessions {
@@ -347,9 +348,9 @@ impl Reclaimer {
         users.iter().map(|(user, groups)| (*user, sum(groups))).max_by_key(|(_, bytes)| *bytes).map(|(user, _)| user)
     }
 
-    /// Kills the largest process of a group. In a group of several users it is one of the user who has most, and if that is too little further
-    /// ones of that user: the others wait meanwhile. What is protected is killed when there is nothing else. A process that was killed before
-    /// and is still there is not killed again: its tracer is, or the next largest process.
+    /// Kills the largest process of a group. In a group of several users it kills processes of the user with most, as many as the limit
+    /// needs: the others' threads wait meanwhile. Protected groups come last. A process that was killed before and is still there is not
+    /// killed again: its tracer is, or the next largest process.
     fn kill_largest(&mut self, charge: &Charge, sessions: Sizes<'_>) {
         charge.count(|events| &events.oom);
         self.condemned.retain(|id| sessions.iter().any(|(session, _)| session.id == *id));
@@ -404,7 +405,7 @@ impl Reclaimer {
     }
 }
 
-/// The user of a process, among users.
+/// Identifies the user of a process among users.
 fn user_of(session: &Session) -> *const Owner {
     Arc::as_ptr(&session.space.user())
 }
@@ -455,10 +456,9 @@ impl Taker {
         step
     }
 
-    /// Whether a limit protects all of the group of a process when `target`, above it, is reclaimed from.
+    /// Tells whether a limit protects the group of a process when `target`, above it, is reclaimed from.
     fn protects(&self, session: &Session, target: &Charge, limit: Limit) -> bool {
-        let own = session.charge();
-        own.current.load(Relaxed) <= self.groups.protection(&own, target.id, limit)
+        self.groups.protects(&session.charge(), target.id, limit)
     }
 
     /// The processes of a group and below it that take from each other when it is reclaimed from.
@@ -545,7 +545,7 @@ impl Taker {
     }
 }
 
-/// The processes of the users with at least half of what the user with most has, and the others; each in their order.
+/// Divides processes into those of the users with at least half of what the largest user has, and the others; each in their order.
 fn by_user(sessions: Vec<Measured<'_>>) -> (Vec<Measured<'_>>, Vec<Measured<'_>>) {
     let mut sums: HashMap<*const Owner, u64> = HashMap::new();
     sessions.iter().for_each(|(session, bytes)| *sums.entry(user_of(session)).or_default() += bytes);

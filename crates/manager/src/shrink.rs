@@ -170,9 +170,11 @@ impl ShrinkWorker {
         if freed != Some(0) {
             return freed.unwrap_or(0);
         }
-        let freed = self.shrink_in_turn(&groups.unprotected_by(&[Limit::Min], &groups.root()), bytes);
-        groups.note_low_gave_way();
-        freed.unwrap_or(0)
+        let freed = self.shrink_in_turn(&groups.unprotected_by(&[Limit::Min], &groups.root()), bytes).unwrap_or(0);
+        if freed > 0 {
+            groups.note_low_gave_way();
+        }
+        freed
     }
 
     /// Frees at least `bytes` of some groups and of what is below them, as far as they have as much. None if they are all there is.

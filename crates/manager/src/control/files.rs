@@ -72,7 +72,7 @@ macro_rules! limit {
     };
 }
 
-/// A limit that keeps memory from other groups, unless it is `$none`: then the group's owner may not be all who is asked.
+/// A limit that keeps memory from other groups, unless it is `$none`: to set another value takes the right that `$may` checks, too.
 macro_rules! claim {
     ($name:literal, $limit:ident, $none:expr, $may:path) => {
         both(
@@ -307,8 +307,8 @@ pub fn may_change(machine: &dyn Machine, group: GroupId, writer: Writer) -> Resu
     if is_operator(machine, writer)? || machine.owner(group)? == writer.uid { Ok(()) } else { Err(Error::Access) }
 }
 
-/// Whether a writer may protect a group at the cost of the groups beside it: the owner of the group above may, which is granted no
-/// more than its own protection.
+/// Checks whether a writer may protect a group at the cost of the groups beside it. The owner of the group above may: what that group protects
+/// is granted no more than what protects it.
 fn may_protect(machine: &dyn Machine, group: GroupId, writer: Writer) -> Result<(), Error> {
     match machine.parent(group)? {
         Some(above) if may_change(machine, above, writer).is_err() => Err(Error::NotPermitted(
@@ -318,7 +318,8 @@ fn may_protect(machine: &dyn Machine, group: GroupId, writer: Writer) -> Result<
     }
 }
 
-/// Whether a writer may have a group keep its pages in memory, or in the pool that all share: no limit of its user bounds how many.
+/// Checks whether a writer may have a group keep its pages in memory, or in the pool that all groups share: no limit of the group's user bounds
+/// how many.
 fn may_keep(machine: &dyn Machine, _: GroupId, writer: Writer) -> Result<(), Error> {
     match is_operator(machine, writer)? {
         true => Ok(()),
