@@ -12,6 +12,8 @@
 #define LEN (PAGES * PAGE)
 
 static atomic_int stop;
+/* A move leaves a hole, which the stack of a thread that starts then would come to lie in. */
+static pthread_barrier_t all_started;
 
 static void *move(void *number)
 {
@@ -22,6 +24,7 @@ static void *move(void *number)
 	char *memory = map_at(room, LEN);
 
 	pages_fill(memory, PAGES, base);
+	pthread_barrier_wait(&all_started);
 	for (unsigned moves = 0; !stop; moves++) {
 		char *to = memory == room ? room + 2 * LEN : room;
 
@@ -39,12 +42,13 @@ static void *move(void *number)
 
 int main(int argc, char **argv)
 {
-	uintptr_t count = argument(argc, argv, 1, 8);
+	uintptr_t asked = argument(argc, argv, 1, 8), count = asked < MOST ? asked : MOST;
 	uint64_t end = microseconds() + argument(argc, argv, 2, 3) * 1000000;
 	pthread_t threads[MOST];
 	int status;
 
-	for (uintptr_t i = 0; i < count && i < MOST; i++)
+	pthread_barrier_init(&all_started, NULL, count);
+	for (uintptr_t i = 0; i < count; i++)
 		if (pthread_create(&threads[i], NULL, move, (void *)i))
 			die("pthread_create");
 	while (microseconds() < end) {
@@ -53,11 +57,15 @@ int main(int argc, char **argv)
 			die("fork");
 		if (!child)
 			_exit(0);
-		if (waitpid(child, &status, 0) != child || status)
+		if (waitpid(child, &status, 0) != child)
+			die("waitpid");
+		if (status) {
+			fprintf(stderr, "a child ended with the wait status %#x\n", status);
 			return 1;
+		}
 	}
 	stop = 1;
-	for (uintptr_t i = 0; i < count && i < MOST; i++)
+	for (uintptr_t i = 0; i < count; i++)
 		pthread_join(threads[i], NULL);
 	puts("all of it is whole");
 	return 0;
