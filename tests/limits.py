@@ -41,9 +41,9 @@ def twice(context: Context, name: str, which: str, limit: int, *rest):
 def limits(context: Context, test):
     """No way of growing gets past the limit by more than 2 MiB and 1 %."""
     limit, goal = 64 * MIB, 256
-    for how in ("small", "large", "maps", "map", "stacks", "forks"):
-        argv = [context.program("growth"), how, goal, 2]
-        yield twice(context, f"limits: {how}", "peak", limit, limit, argv)
+    for how, number in (("small", 2), ("large", 2), ("maps", 2), ("map", 2), ("stacks", 0), ("stacks", 32), ("forks", 2)):
+        argv = [context.program("growth"), how, goal, number]
+        yield twice(context, f"limits: {how}, {number}", "peak", limit, limit, argv)
     argv = [context.program("growth"), "forks", goal, 50]
     yield twice(context, "limits: 50 processes in a group", "peak", limit, limit, argv)
 

@@ -1,5 +1,6 @@
 /* growth HOW MIB NUMBER: NUMBER threads or processes make memory grow as fast as they can, MIB in all, and check it in the end.
- * HOW is small or large (malloc), maps (many small mmaps), map (one large), stacks (of new threads) or forks (children). */
+ * HOW is small or large (malloc), maps (many small mmaps), map (one large), forks (children), or stacks: of threads that are all started by
+ * the last of NUMBER others, or by the main thread if NUMBER is 0. */
 #define _GNU_SOURCE
 #include <limits.h>
 #include <pthread.h>
@@ -93,18 +94,37 @@ static void start(pthread_t *thread, const pthread_attr_t *attr, void *(*what)(v
 		die("pthread_create");
 }
 
-static void stacks(size_t bytes)
+static void *idle(void *nothing)
 {
-	size_t count = bytes / STACK_BYTES;
+	pthread_barrier_wait(&all_have_grown);
+	return nothing;
+}
+
+static void *stacks(void *bytes)
+{
+	size_t count = (size_t)bytes / STACK_BYTES;
 	pthread_t *threads = calloc(count, sizeof *threads);
 	pthread_attr_t attr;
 
 	pthread_attr_init(&attr);
 	pthread_attr_setstacksize(&attr, STACK_BYTES + (64 << 10));
-	pthread_barrier_init(&all_have_grown, NULL, count);
 	for (size_t i = 0; i < count; i++)
 		start(&threads[i], &attr, on_stack, (void *)i);
 	for (size_t i = 0; i < count; i++)
+		pthread_join(threads[i], NULL);
+	return NULL;
+}
+
+static void stacks_by_last(size_t bytes, size_t number)
+{
+	pthread_t *threads = calloc(number + 1, sizeof *threads);
+
+	pthread_barrier_init(&all_have_grown, NULL, bytes / STACK_BYTES + (number ? number - 1 : 0));
+	for (size_t i = 0; i < number; i++)
+		start(&threads[i], NULL, i + 1 < number ? idle : stacks, (void *)bytes);
+	if (!number)
+		stacks((void *)bytes);
+	for (size_t i = 0; i < number; i++)
 		pthread_join(threads[i], NULL);
 }
 
@@ -117,7 +137,7 @@ int main(int argc, char **argv)
 	for (size_t i = 0; i < number; i++)
 		parts[i] = (struct part){ how, bytes / number & -PAGE, base + i * 100000000 };
 	if (!strcmp(how, "stacks")) {
-		stacks(bytes);
+		stacks_by_last(bytes, number);
 	} else if (!strcmp(how, "forks")) {
 		for (size_t i = 0; i < number; i++) {
 			pid_t child = fork();

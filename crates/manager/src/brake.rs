@@ -5,6 +5,7 @@
 //! its threads that run are held, from the moment its group is seen to have more than it was given so near the limit until its
 //! mappings are watched and reclaim has brought the charge down. Far from a limit nobody is ever held.
 
+use std::cmp::Reverse;
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -51,6 +52,39 @@ pub struct Brake {
     /// Those to be let go.
     free: Vec<Held>,
     sizes: HashMap<u64, u64>,
+    /// For each process that was held, which of its threads were.
+    regulars: HashMap<u64, Regulars>,
+}
+
+/// How often threads of a process were held. A thread that starts many others runs whenever memory grows, but sleeps now and then: to
+/// hold it stops more than to hold those that it has started.
+#[derive(Debug, Default)]
+struct Regulars(HashMap<i32, u32>);
+
+impl Regulars {
+    /// As many are looked at again and again.
+    const MOST: usize = 8;
+
+    /// Those of more threads are halved.
+    const REMEMBERED: usize = 1024;
+
+    /// Counts threads that were held once more.
+    fn note(&mut self, ids: impl Iterator<Item = i32>) {
+        ids.for_each(|id| *self.0.entry(id).or_default() += 1);
+        if self.0.len() > Self::REMEMBERED {
+            self.0.retain(|_, times| {
+                *times /= 2;
+                *times > 0
+            });
+        }
+    }
+
+    /// The threads that were held most often; of those that were as often, the oldest: one that was started just now only runs for a moment.
+    fn often(&self) -> Vec<i32> {
+        let mut ids: Vec<(Reverse<u32>, i32)> = self.0.iter().map(|(&id, &times)| (Reverse(times), id)).collect();
+        ids.sort_unstable();
+        ids.iter().take(Self::MOST).map(|(_, id)| *id).collect()
+    }
 }
 
 impl Brake {
@@ -62,6 +96,7 @@ impl Brake {
         let forgotten = self.reserved.extract_if(|_, (_, since)| since.elapsed() > RESERVED);
         forgotten.for_each(|(_, (charge, _))| charge.set_reserve(0));
         self.sizes = sessions.iter().map(|(session, bytes)| (session.id, *bytes)).collect();
+        self.regulars.retain(|id, _| self.sizes.contains_key(id));
         sessions.iter().for_each(|(session, _)| session.charge().path().for_each(Charge::forget_unseen));
         lead
     }
@@ -120,12 +155,15 @@ impl Brake {
                 continue;
             }
             let _visit = session.space.visit();
+            let regulars = self.regulars.entry(session.id).or_default();
+            let often = regulars.often();
             if let Some(hold) = self.held.get_mut(&session.id) {
                 // Some of its threads slept.
-                hold.held.hold_more(&session.threads);
+                hold.held.hold_more(&session.threads, &often);
                 continue;
             }
-            let held = Held::hold(&session.threads);
+            let held = Held::hold(&session.threads, &often);
+            regulars.note(held.ids());
             if !held.is_empty() {
                 self.reserve(&charge, usual);
                 let (since, request, _stalled) = (Instant::now(), session.ask_refresh(), Stalled::new(charge));
@@ -141,5 +179,23 @@ impl Brake {
             charge.set_reserve(bytes);
             self.reserved.insert(charge.id, (charge.clone(), Instant::now()));
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_thread_that_is_held_every_time_is_known_from_the_first_time_on() {
+        const STARTER: i32 = 7;
+        let mut regulars = Regulars::default();
+        for hold in 0..100 {
+            let young = 1000 + hold * 100;
+            regulars.note((young..young + 100).chain([STARTER]));
+            assert_eq!(regulars.often()[0], STARTER);
+            assert!(regulars.often().len() <= Regulars::MOST);
+        }
+        assert!(regulars.0.len() <= Regulars::REMEMBERED);
     }
 }

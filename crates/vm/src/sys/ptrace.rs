@@ -19,9 +19,6 @@ use std::time::{Duration, Instant};
 use super::cut_short::{self, Next, Write};
 use super::threads::Threads;
 
-/// How often to look for threads that were started meanwhile.
-const PASSES: usize = 3;
-
 /// For how long to wait for threads in the middle of a write when nobody holds them any longer.
 const PATIENCE: Duration = Duration::from_millis(100);
 
@@ -35,28 +32,25 @@ pub struct Held {
 
 impl Held {
     /// Holds those of the threads that run: none does anything more in the program, though they may still have
-    /// to leave the kernel. Those that may not be traced, or are already, run on.
-    pub fn hold(threads: &Threads) -> Held {
+    /// to leave the kernel. Those that may not be traced, or are already, run on. Those of `often` are looked at again and again.
+    pub fn hold(threads: &Threads, often: &[i32]) -> Held {
         let mut held = Held::default();
-        held.hold_more(threads);
+        held.hold_more(threads, often);
         held
     }
 
     /// Holds those that run now, too.
-    pub fn hold_more(&mut self, threads: &Threads) {
-        let mut seen = 0;
-        for _ in 0..PASSES {
-            let count = threads.count();
-            if seen == count || self.threads.len() == count {
-                break;
+    pub fn hold_more(&mut self, threads: &Threads, often: &[i32]) {
+        threads.look_through(often, |id| {
+            if !self.threads.contains_key(&id) && threads.runs(id) && seize(id) {
+                self.threads.insert(id, None);
             }
-            threads.look_through(seen, |id| {
-                if !self.threads.contains_key(&id) && threads.runs(id) && seize(id) {
-                    self.threads.insert(id, None);
-                }
-            });
-            seen = count;
-        }
+        });
+    }
+
+    /// The threads that are held.
+    pub fn ids(&self) -> impl Iterator<Item = i32> {
+        self.threads.keys().copied()
     }
 
     /// Whether nobody is held.
@@ -218,7 +212,7 @@ mod tests {
     }
 
     fn hold(shell: &Shell) -> Held {
-        Held::hold(&Threads::open(shell.pid()).expect("it lives"))
+        Held::hold(&Threads::open(shell.pid()).expect("it lives"), &[])
     }
 
     fn let_go(mut held: Held) {
@@ -324,12 +318,12 @@ mod tests {
         assert!(hold(&sleeper).is_empty());
         let mut shell = Shell::new("while :; do :; done");
         let threads = Threads::open(shell.pid()).expect("it lives");
-        let held = Held::hold(&threads);
+        let held = Held::hold(&threads, &[]);
         shell.0.kill().expect("our child");
         let_go(held);
         // It is the child of the process that traces it: it has been collected.
         assert!(shell.0.wait().is_err());
         assert!(!std::path::Path::new(&format!("/proc/{}", shell.pid())).exists());
-        assert!(Held::hold(&threads).is_empty());
+        assert!(Held::hold(&threads, &[]).is_empty());
     }
 }

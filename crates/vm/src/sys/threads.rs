@@ -1,5 +1,5 @@
-//! Looking through the threads of a process, the youngest first, by a thread that may wait for nobody: the directory is
-//! opened before, and nothing is allocated.
+//! Looking through the threads of a process, by a thread that may wait for nobody: the directory is opened before, and nothing is
+//! allocated.
 
 use std::fs::File;
 use std::io::{self, Write};
@@ -39,20 +39,37 @@ impl Threads {
         EACH * self.count() as u32
     }
 
-    /// Calls `look` with each thread from place `from` on: first the one that the program began with, which is at place 0, then
-    /// the youngest. One that starts or ends meanwhile may be missed.
-    pub fn look_through(&self, from: usize, mut look: impl FnMut(i32)) {
-        if from == 0 {
+    /// Calls `look` with each thread. The oldest come first, since they start others, then the youngest, since they touch new memory. To look
+    /// through a thousand takes milliseconds, in which a thread that slept may wake and start a hundred. So in between `look` is called
+    /// again and again with the first threads of the program, with those of `often`, and with those that were started meanwhile. One that
+    /// starts or ends meanwhile may be missed.
+    pub fn look_through(&self, often: &[i32], mut look: impl FnMut(i32)) {
+        let mut known = self.count();
+        let (mut oldest, mut first, mut last_rounds) = (known, SOME, LAST_ROUNDS);
+        while last_rounds > 0 {
             look(self.pid);
+            self.look_at(1, known.min(first), &mut look);
+            first = FIRST;
+            often.iter().for_each(|&id| look(id));
+            let before = std::mem::replace(&mut known, self.count());
+            self.look_at(before, known, &mut look);
+            let start = oldest.saturating_sub(SOME).max(1);
+            self.look_at(start, oldest, &mut look);
+            oldest = start.min(oldest);
+            if oldest <= 1 {
+                last_rounds = if known > before { last_rounds - 1 } else { 0 };
+            }
         }
-        let mut end = self.count();
-        let from = from.max(1);
-        while end > from {
-            let start = end.saturating_sub(SOME).max(from);
+    }
+
+    /// Calls `look` with the threads at the places from `start` to `end`, the youngest first.
+    fn look_at(&self, start: usize, mut end: usize, look: &mut impl FnMut(i32)) {
+        while end > start {
+            let from = end.saturating_sub(SOME).max(start);
             let mut ids = [0; SOME];
-            let found = self.list(start, &mut ids[..end - start]).unwrap_or(0);
+            let found = self.list(from, &mut ids[..end - from]).unwrap_or(0);
             ids[..found].iter().rev().for_each(|&id| look(id));
-            end = start;
+            end = from;
         }
     }
 
@@ -97,6 +114,12 @@ impl Threads {
 /// How many threads are listed at once.
 const SOME: usize = 64;
 
+/// The threads before this place are the first of the program, which often start the others.
+const FIRST: usize = 9;
+
+/// How often to look for threads that were started meanwhile once all others were looked at.
+const LAST_ROUNDS: usize = 3;
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -107,7 +130,7 @@ mod tests {
     }
 
     #[test]
-    fn the_youngest_come_first_and_none_twice() {
+    fn all_are_looked_at_and_the_first_one_again_and_again() {
         const CROWD: usize = 3 * SOME;
         let (ended, waits) = std::sync::mpsc::channel::<()>();
         let waits = std::sync::Mutex::new(waits);
@@ -123,20 +146,14 @@ mod tests {
                 started.push(told.recv().unwrap());
             }
             let threads = Threads::open(std::process::id() as i32).unwrap();
-            let seen = |from| {
-                let mut seen = Vec::new();
-                threads.look_through(from, |id| seen.push(id));
-                seen
-            };
-            let all = seen(0);
-            assert_eq!(all[0], std::process::id() as i32);
-            // Other tests start and end threads.
-            let mut ours: Vec<i32> = all.iter().copied().filter(|id| started.contains(id)).collect();
-            ours.reverse();
-            assert_eq!(ours, started);
+            let (mut all, first) = (Vec::new(), std::process::id() as i32);
+            threads.look_through(&[], |id| all.push(id));
+            assert_eq!(all[0], first);
+            assert!(all.iter().filter(|&&id| id == first).count() > CROWD / SOME);
+            assert!(started.iter().all(|id| all.contains(id)));
+            let place = |id: &i32| all.iter().position(|other| other == id);
+            assert!(place(&started[CROWD - 1]) < place(&started[CROWD / 2]), "the youngest come first");
             assert!(threads.count() >= CROWD);
-            let youngest = seen(threads.count() - 1);
-            assert!(youngest.len() <= 1);
             assert!(threads.runs(own_id()));
             assert!(!threads.runs(started[0]) && !threads.runs(0));
             drop(ended);
@@ -149,7 +166,9 @@ mod tests {
         let threads = Threads::open(child.id() as i32).unwrap();
         child.wait().unwrap();
         assert_eq!(threads.count(), 0);
-        threads.look_through(1, |id| panic!("{id} has ended"));
+        let mut seen = Vec::new();
+        threads.look_through(&[], |id| seen.push(id));
+        assert_eq!(seen, [child.id() as i32]);
         assert!(!threads.runs(child.id() as i32));
     }
 }
