@@ -164,15 +164,16 @@ static uint64_t pool_of(struct process *process)
 	return resident;
 }
 
-/* What a process has for its own, and its part of what it shares after a fork. */
-static uint64_t part_of(int pid, uint64_t otherwise)
+/* What of a process's memory is others' part, after a fork. Both figures are of one walk: memory comes and goes meanwhile. */
+static uint64_t shared_by(int pid, uint64_t otherwise)
 {
-	char text[4096], *line;
-	unsigned long kib;
+	char text[4096], *all, *part;
+	unsigned long all_kib, part_kib;
 
-	if (read_file(pid, "smaps_rollup", text, sizeof text) || !(line = strstr(text, "\nPss_Anon:")))
+	if (read_file(pid, "smaps_rollup", text, sizeof text) || !(all = strstr(text, "\nAnonymous:")) || !(part = strstr(text, "\nPss_Anon:")) ||
+	    sscanf(all, "\nAnonymous: %lu", &all_kib) != 1 || sscanf(part, "\nPss_Anon: %lu", &part_kib) != 1)
 		return otherwise;
-	return sscanf(line, "\nPss_Anon: %lu", &kib) == 1 ? kib * 1024 : otherwise;
+	return all_kib > part_kib ? (all_kib - part_kib) * 1024 : 0;
 }
 
 /* What the kernel counts for a process: all that is resident, and what of it is anonymous; 0 if it is gone. */
@@ -190,18 +191,21 @@ static int counted(const struct process *process, uint64_t *all, uint64_t *anony
 	return 1;
 }
 
-/* Brings up to date what of a process does not belong to the sum; not if the process changes meanwhile. */
+/* Brings up to date what of a process does not belong to the sum; of a manager not if that changes meanwhile. */
 static void measure(struct process *process, int programs)
 {
-	uint64_t all, anonymous, all_after, anonymous_after, part;
+	uint64_t all, anonymous, all_after, part;
 
+	if (process->kind != MANAGER) {
+		process->apart = programs > 1 ? shared_by(process->pid, process->apart) : 0;
+		process->measured = 1;
+		return;
+	}
 	for (int tries = 0; tries < 3 && counted(process, &all, &anonymous); tries++) {
-		int manager = process->kind == MANAGER;
-		part = manager ? pool_of(process) : programs > 1 ? part_of(process->pid, anonymous) : anonymous;
-		if (!counted(process, &all_after, &anonymous_after))
+		part = pool_of(process);
+		if (!counted(process, &all_after, &anonymous))
 			return;
-		uint64_t before = manager ? all : anonymous, after = manager ? all_after : anonymous_after;
-		uint64_t less = before < after ? before : after, more = before < after ? after : before;
+		uint64_t less = all < all_after ? all : all_after, more = all < all_after ? all_after : all;
 		/* What has never been measured is taken as it is. */
 		if (more - less < STEADY || !process->measured) {
 			process->apart = less > part ? less - part : 0;

@@ -207,17 +207,20 @@ impl Session {
     pub fn measure_share(&self, rarity: u32) {
         let _visit = self.space.visit();
         let start = self.share.now();
-        let shared = self.proportional_pages().map_or(0, |own| self.anon_pages().saturating_sub(own));
-        self.share.bytes.store(shared * PAGE_SIZE as u64, Relaxed);
+        self.share.bytes.store(self.shared_bytes().unwrap_or(0), Relaxed);
         let end = self.share.now();
         self.share.due.store(end + (end - start) * u64::from(rarity), Relaxed);
     }
 
-    /// Anonymous pages with those shared with other processes counted in part.
-    fn proportional_pages(&self) -> Option<u64> {
+    /// What of its anonymous memory is others' share, in bytes. Both figures are of one walk of the kernel's: what is loaded meanwhile would
+    /// else pass for shared, and not be charged.
+    fn shared_bytes(&self) -> Option<u64> {
         let text = std::fs::read_to_string(format!("/proc/{}/smaps_rollup", self.worker_pid)).ok()?;
-        let line = text.lines().find_map(|line| line.strip_prefix("Pss_Anon:"))?;
-        Some(line.split_ascii_whitespace().next()?.parse::<u64>().ok()? / 4)
+        let kib = |name| {
+            let line = text.lines().find_map(|line| line.strip_prefix(name))?;
+            line.split_ascii_whitespace().next()?.parse::<u64>().ok()
+        };
+        Some(kib("Anonymous:")?.saturating_sub(kib("Pss_Anon:")?) << 10)
     }
 
     /// Whether the process still runs in this memory.
