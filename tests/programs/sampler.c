@@ -12,6 +12,7 @@
 #include <sched.h>
 #include <signal.h>
 #include <sys/ioctl.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include "check.h"
 
@@ -24,7 +25,7 @@
 
 struct process {
 	int pid, parent, statm, pagemap;
-	int seen, measured, known;
+	int seen, measured, known, twin;
 	uint64_t arena, arena_end, apart;
 	enum { PROGRAM, MANAGER, OURS } kind;	/* a worker of ours has the memory of its program */
 };
@@ -55,6 +56,20 @@ static struct process *find(int pid)
 	return NULL;
 }
 
+static int share_memory(int one, int other)
+{
+	return syscall(SYS_kcmp, one, other, 1 /* KCMP_VM */, 0, 0) == 0;
+}
+
+/* Whether a process has the memory of another one, with which that is counted: a worker that has not got its name yet. */
+static int is_twin(struct process *process)
+{
+	for (int i = 0; i < count && !process->known; i++)
+		if (&processes[i] != process && processes[i].kind == PROGRAM && share_memory(process->pid, processes[i].pid))
+			process->twin = processes[i].pid;
+	return process->twin && share_memory(process->pid, process->twin);
+}
+
 /* Enters and forgets processes. */
 static void rescan(void)
 {
@@ -82,11 +97,11 @@ static void rescan(void)
 			process = &processes[count++];
 			snprintf(path, sizeof path, "/proc/%d/statm", pid);
 			process->pid = pid;
-			process->arena_end = process->apart = process->measured = process->known = 0;
+			process->arena_end = process->apart = process->measured = process->known = process->twin = 0;
 			process->statm = open(path, O_RDONLY | O_CLOEXEC);
 		}
 		process->parent = atoi(after + 4);
-		process->kind = strncmp(name, "(uzswap", 7) ? PROGRAM : strncmp(name, "(uzswap-m", 9) ? OURS : MANAGER;
+		process->kind = !strncmp(name, "(uzswap-m", 9) ? MANAGER : !strncmp(name, "(uzswap", 7) || is_twin(process) ? OURS : PROGRAM;
 		process->seen = 1;
 		process->known++;
 	}

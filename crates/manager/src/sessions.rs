@@ -92,7 +92,7 @@ pub struct Share {
 impl Share {
     fn new(bytes: u64) -> Share {
         /// How soon it is measured first, in microseconds.
-        const SOON: u64 = 20_000;
+        const SOON: u64 = 2_000;
         Share { bytes: AtomicU64::new(bytes), begun: Instant::now(), due: AtomicU64::new(SOON) }
     }
 

@@ -30,8 +30,8 @@ use crate::sessions::{Session, Sessions};
 /// The part of time that may be spent on measuring the memory of forked processes page by page: one in so many.
 const SHARED_SHARE: u32 = 20;
 
-/// How long no share is measured while mappings wait to be registered.
-const SHARE_PAUSE: Duration = Duration::from_millis(20);
+/// The part of time that may be spent on that while mappings wait to be registered.
+const SHARE_SHARE: u32 = 10;
 
 /// The part of a processor that may be spent on looking, and where a limit is very near: one in so many.
 const LOOKING_SHARE: u32 = 8;
@@ -181,7 +181,7 @@ impl Watch {
     /// Registers what processes near a limit have mapped, users in turns, and measures shares, until told to stop.
     pub fn register(&self, stop: &AtomicBool) {
         let _ = thread::ask_for_short_slices();
-        let mut measured = Instant::now();
+        let mut measure_from = Instant::now();
         while !stop.load(Relaxed) && !visit::is_surplus() {
             let due = self.due.try_take();
             if let Some(session) = &due {
@@ -194,13 +194,14 @@ impl Watch {
                 }
             }
             // One at a time: processes whose mappings are to be registered may be held.
-            let may_measure = due.is_none() || measured.elapsed() > SHARE_PAUSE;
+            let may_measure = due.is_none() || measure_from <= Instant::now();
             let share = if may_measure { self.shares.lock().pop_front() } else { None };
             if let Some(session) = share {
+                let start = Instant::now();
                 if !session.space.is_shunned() {
                     session.measure_share(SHARED_SHARE * self.sessions.count() as u32);
                 }
-                measured = Instant::now();
+                measure_from = Instant::now() + start.elapsed() * SHARE_SHARE;
             } else if due.is_none() {
                 self.bell.wait(Duration::from_secs(1));
             }
