@@ -80,6 +80,14 @@ def held_among_many(context: Context, test):
         yield check(f"held-among-many: {how} took {took:.1f} s", unless(outcome.status == 0, complaint(outcome)), unless(took < 4, "it was held up"))
 
 
+@test("thread-executes", 120)
+def thread_executes(context: Context, test):
+    """A thread that is held while it executes a program goes on, under the id of the process."""
+    argv = [context.program("threadexec"), context.size(100, 2000), 45]
+    outcome = context.run(argv, "--quiet", "--memory-max", "32M", timeout=test.seconds)
+    yield check("thread-executes", unless((outcome.status, outcome.stdout) == (0, "executed to the end\n"), complaint(outcome)))
+
+
 @test("turns", 120)
 def turns(context: Context, test):
     """More processes than processors that thrash take turns, find what they wrote, and none is forgotten; where they wait for each other

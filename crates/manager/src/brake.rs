@@ -52,20 +52,21 @@ pub struct Brake {
     /// Those to be let go.
     free: Vec<Held>,
     sizes: HashMap<u64, u64>,
-    /// For each process that was held, which of its threads were.
+    /// Which threads of each process were held, by session.
     regulars: HashMap<u64, Regulars>,
 }
 
-/// How often threads of a process were held. A thread that starts many others runs whenever memory grows, but sleeps now and then: to
-/// hold it stops more than to hold those that it has started.
+/// Counts how often each thread of a process was held. A thread that starts many others runs whenever memory grows, so it is held time and
+/// again; each of the threads that it has started is held once. To hold the first stops more growth than to hold the others, but it may sleep
+/// when it is looked at.
 #[derive(Debug, Default)]
 struct Regulars(HashMap<i32, u32>);
 
 impl Regulars {
-    /// As many are looked at again and again.
+    /// Maximum number of threads to look at again and again.
     const MOST: usize = 8;
 
-    /// Those of more threads are halved.
+    /// Maximum number of threads to remember. With more, all counts are halved, and threads whose count becomes 0 are forgotten.
     const REMEMBERED: usize = 1024;
 
     /// Counts threads that were held once more.
@@ -79,7 +80,7 @@ impl Regulars {
         }
     }
 
-    /// The threads that were held most often; of those that were as often, the oldest: one that was started just now only runs for a moment.
+    /// Returns the threads that were held most often, the oldest first among equals: a young one most likely runs only for a moment.
     fn often(&self) -> Vec<i32> {
         let mut ids: Vec<(Reverse<u32>, i32)> = self.0.iter().map(|(&id, &times)| (Reverse(times), id)).collect();
         ids.sort_unstable();

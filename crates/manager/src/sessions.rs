@@ -212,8 +212,8 @@ impl Session {
         self.share.due.store(end + (end - start) * u64::from(rarity), Relaxed);
     }
 
-    /// What of its anonymous memory is others' share, in bytes. Both figures are of one walk of the kernel's: what is loaded meanwhile would
-    /// else pass for shared, and not be charged.
+    /// Returns how many bytes of its anonymous memory other processes account for. Both figures come from the same walk of the kernel's.
+    /// Compared with a count taken after the walk, pages loaded during it would pass for shared, and would not be charged.
     fn shared_bytes(&self) -> Option<u64> {
         let text = std::fs::read_to_string(format!("/proc/{}/smaps_rollup", self.worker_pid)).ok()?;
         let kib = |name| {

@@ -27,11 +27,11 @@ use crate::charge::Charge;
 use crate::groups::Groups;
 use crate::sessions::{Session, Sessions};
 
-/// The part of time that may be spent on measuring the memory of forked processes page by page: one in so many.
-const SHARED_SHARE: u32 = 20;
+/// The part of time that may be spent on measuring the memory of a forked process page by page: one in so many.
+const MEASURING: u32 = 20;
 
-/// The part of time that may be spent on that while mappings wait to be registered.
-const SHARE_SHARE: u32 = 10;
+/// The part of time that the thread which registers may spend on that while mappings wait for it: one in so many.
+const MEASURING_MEANWHILE: u32 = 10;
 
 /// The part of a processor that may be spent on looking, and where a limit is very near: one in so many.
 const LOOKING_SHARE: u32 = 8;
@@ -199,9 +199,9 @@ impl Watch {
             if let Some(session) = share {
                 let start = Instant::now();
                 if !session.space.is_shunned() {
-                    session.measure_share(SHARED_SHARE * self.sessions.count() as u32);
+                    session.measure_share(MEASURING * self.sessions.count() as u32);
                 }
-                measure_from = Instant::now() + start.elapsed() * SHARE_SHARE;
+                measure_from = Instant::now() + start.elapsed() * MEASURING_MEANWHILE;
             } else if due.is_none() {
                 self.bell.wait(Duration::from_secs(1));
             }

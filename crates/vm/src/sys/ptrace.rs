@@ -25,6 +25,8 @@ const PATIENCE: Duration = Duration::from_millis(100);
 /// Threads of one process that do not run. Only the thread that holds them can let them go, or its end.
 #[derive(Debug, Default)]
 pub struct Held {
+    /// The process.
+    pid: i32,
     /// Each with the write that it has to finish before it can be let go.
     threads: HashMap<i32, Option<Write>>,
     of_one_thread: PhantomData<*const ()>,
@@ -35,6 +37,7 @@ impl Held {
     /// to leave the kernel. Those that may not be traced, or are already, run on. Those of `often` are looked at again and again.
     pub fn hold(threads: &Threads, often: &[i32]) -> Held {
         let mut held = Held::default();
+        held.pid = threads.pid();
         held.hold_more(threads, often);
         held
     }
@@ -58,9 +61,16 @@ impl Held {
         self.threads.is_empty()
     }
 
-    /// Lets go whoever has stopped; the others have to be let go later.
+    /// Lets go the threads that have stopped; the others have to be let go later.
     pub fn let_go(&mut self) {
+        let count = self.threads.len();
         self.threads.retain(|&id, write| is_held_on(id, write, false));
+        // A thread that executes a program goes on under the id of the process, held as it was. Once that has died its parent would wait for
+        // it in vain.
+        let some_are_gone = self.threads.len() < count && !self.threads.contains_key(&self.pid);
+        if some_are_gone && ptrace(libc::PTRACE_INTERRUPT, self.pid, 0).is_ok() {
+            self.threads.insert(self.pid, None);
+        }
     }
 }
 
@@ -127,10 +137,11 @@ thread_local! {
 
 fn seize(id: i32) -> bool {
     SEIZES.set(true);
-    // A thread that was seized but not interrupted has ended.
-    let seized = ptrace(libc::PTRACE_SEIZE, id, libc::PTRACE_O_TRACESYSGOOD)
-        .and_then(|()| ptrace(libc::PTRACE_INTERRUPT, id, 0))
-        .is_ok();
+    let seized = ptrace(libc::PTRACE_SEIZE, id, libc::PTRACE_O_TRACESYSGOOD).is_ok();
+    if seized {
+        // An error is that of a thread that has just ended, or executed a program: `let_go` finds out.
+        let _ = ptrace(libc::PTRACE_INTERRUPT, id, 0);
+    }
     SEIZES.set(false);
     seized
 }

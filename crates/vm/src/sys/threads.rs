@@ -27,6 +27,11 @@ impl Threads {
         Ok(Threads { pid, tasks: File::open(format!("/proc/{pid}/task"))?.into() })
     }
 
+    /// The process.
+    pub fn pid(&self) -> i32 {
+        self.pid
+    }
+
     /// How many there are.
     pub fn count(&self) -> usize {
         // The links of the directory: one for each, its own and that of its parent.
