@@ -91,9 +91,12 @@ pub struct Share {
 
 impl Share {
     fn new(bytes: u64) -> Share {
-        /// How soon it is measured first, in microseconds.
-        const SOON: u64 = 2_000;
-        Share { bytes: AtomicU64::new(bytes), begun: Instant::now(), due: AtomicU64::new(SOON) }
+        /// How soon it is measured first, in microseconds: the sooner the less there is to walk over. Most children execute a program first.
+        const SOONEST: u64 = 2_000;
+        const LATEST: u64 = 20_000;
+        const PAGE_TAKES: u64 = 2;
+        let due = (SOONEST + bytes / PAGE_SIZE as u64 * PAGE_TAKES).min(LATEST);
+        Share { bytes: AtomicU64::new(bytes), begun: Instant::now(), due: AtomicU64::new(due) }
     }
 
     /// In bytes.

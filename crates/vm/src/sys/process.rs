@@ -337,7 +337,7 @@ fn any_thread(pid: i32, is: impl Fn(i32) -> io::Result<bool>) -> io::Result<bool
     let main = is(pid);
     if !matches!(main, Ok(true)) {
         let mut found = false;
-        Threads::open(pid)?.look_through(&[], |id| found = found || is(id).unwrap_or(false));
+        Threads::open(pid)?.look_at_others(|id| found = found || is(id).unwrap_or(false));
         if found {
             return Ok(true);
         }

@@ -65,8 +65,8 @@ impl Held {
     pub fn let_go(&mut self) {
         let count = self.threads.len();
         self.threads.retain(|&id, write| is_held_on(id, write, false));
-        // A thread that executes a program goes on under the id of the process, held as it was. Once that has died its parent would wait for
-        // it in vain.
+        // A thread that executes a program goes on under the id of the process, held as it was. It would stay stopped, and once it is killed
+        // its parent would wait for it in vain.
         let some_are_gone = self.threads.len() < count && !self.threads.contains_key(&self.pid);
         if some_are_gone && ptrace(libc::PTRACE_INTERRUPT, self.pid, 0).is_ok() {
             self.threads.insert(self.pid, None);
@@ -97,6 +97,8 @@ fn is_held_on(id: i32, write: &mut Option<Write>, at_once: bool) -> bool {
         Err(_) => return false,
     };
     let next = match write {
+        // The thread has executed a program. A write that is not over was that of another thread, whose id this one has now.
+        _ if status >> 16 == libc::PTRACE_EVENT_EXEC => Next::Detach(0),
         Some(write) => write.go_on(id, status, at_once),
         None if status >> 16 != libc::PTRACE_EVENT_STOP => Next::Detach(libc::WSTOPSIG(status)),
         // Stopped by a signal: to let it run would end that.
@@ -137,7 +139,7 @@ thread_local! {
 
 fn seize(id: i32) -> bool {
     SEIZES.set(true);
-    let seized = ptrace(libc::PTRACE_SEIZE, id, libc::PTRACE_O_TRACESYSGOOD).is_ok();
+    let seized = ptrace(libc::PTRACE_SEIZE, id, libc::PTRACE_O_TRACESYSGOOD | libc::PTRACE_O_TRACEEXEC).is_ok();
     if seized {
         // An error is that of a thread that has just ended, or executed a program: `let_go` finds out.
         let _ = ptrace(libc::PTRACE_INTERRUPT, id, 0);
@@ -279,6 +281,11 @@ mod tests {
             }
             poll(&mut held, 20);
             meanwhile(&mut child.0);
+        }
+        // A write that a signal is to end goes on first if there is room by then.
+        let start = Instant::now();
+        while child.field(0) != "Z" && start.elapsed() < Duration::from_secs(1) {
+            poll(&mut held, 1);
         }
         let mut pipe = child.0.stdout.take().expect("a pipe");
         let reader = std::thread::spawn(move || std::io::copy(&mut pipe, &mut std::io::sink()));

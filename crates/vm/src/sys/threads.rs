@@ -1,5 +1,5 @@
-//! Looking through the threads of a process, by a thread that may wait for nobody: the directory is opened before, and nothing is
-//! allocated.
+//! Lists the threads of a process without blocking: the directory is opened before, and nothing is allocated. The thread that sees memory
+//! grow does so; while it waits, programs grow past their limits.
 
 use std::fs::File;
 use std::io::{self, Write};
@@ -65,6 +65,11 @@ impl Threads {
                 last_rounds = if known > before { last_rounds - 1 } else { 0 };
             }
         }
+    }
+
+    /// Calls `look` once with each thread but the first.
+    pub fn look_at_others(&self, mut look: impl FnMut(i32)) {
+        self.look_at(1, self.count(), &mut look);
     }
 
     /// Calls `look` with the threads at the places from `start` to `end`, the youngest first.
