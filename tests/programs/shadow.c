@@ -144,7 +144,8 @@ static void do_shrink(struct region *region)
 {
 	size_t less = 1 + pick(128), pages = region->pages - less;
 
-	if (region->pages < max_pages / 4 || region->place >= 0)
+	/* A quarter can be 128 pages: one is left. */
+	if (region->pages <= max_pages / 4 || region->place >= 0)
 		return;
 	if (pick(2)) {
 		if (mremap(region->memory, region->pages * PAGE, pages * PAGE, 0) == MAP_FAILED &&
