@@ -39,10 +39,10 @@ class Intruder:
         joined = self.ask(JOIN, self.group, wishes)
         self.name, self.token = joined[14:30], int(joined[30:46], 16)
 
-    def ask(self, verb: int, path: bytes, value: bytes = b"", door: socket.socket | None = None) -> bytes:
+    def ask(self, verb: int, path: bytes, value: bytes = b"", door: socket.socket | None = None, waits: bool = True) -> bytes:
         door = door or self.door
         door.sendall(b"uz\x01" + bytes([verb]) + struct.pack("=HH", len(path), len(value)) + path + value)
-        return door.recv(4096)
+        return door.recv(4096) if waits else b""
 
     def call(self) -> tuple[socket.socket, int]:
         """A connection that has been greeted, and the userfaultfd device."""

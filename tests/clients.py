@@ -16,7 +16,8 @@ import harness
 from behaviour import check, unless, wait_until
 from daemon import NOBODY, Daemon, open_daemon, whole
 import hostile_client
-from attack import ADVISE, CALL, HELLO, WRITE, Intruder, areas, userfaultfd
+from attack import ADVISE, CALL, HELLO, PAGE, WRITE, Intruder, areas, userfaultfd
+from hostile_client import EVICT, EVICTED, GO
 from hostile import VICTIM, become, delays_of, touches
 from suite import Context, MIB, PROTOCOL_VERSION, complaint, need_root, test
 
@@ -395,3 +396,48 @@ def silent_workers(context: Context, test):
     yield check(f"silent-workers: 8 MiB took {took:.1f} s", unless(first and touched and took < 10, "another job was held up"), whole(good.end()))
     outcome = daemon.end()
     yield check("silent-workers: the daemon ends", unless(outcome.status == 0, complaint(outcome)), *daemon.is_gone())
+
+
+def forks_what_it_never_moved(daemon: Daemon, shared: mmap.mmap) -> None:
+    """A session whose worker says that it has moved pages, without having done so, and whose program forks then."""
+    become(HOSTILE)
+    intruder, door = Intruder(daemon), daemon.connect()
+    link, device = intruder.call()
+    memory, words = areas()
+    more = mmap.mmap(-1, 32 << 20, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    for page in range(0, 32 << 20, PAGE):
+        more[page] = 1
+    descriptors = [userfaultfd(device, False), userfaultfd(device, False), os.pidfd_open(os.getpid())]
+    socket.send_fds(link, [struct.pack("=9Q", HELLO, 0, 0, 0, *words)], descriptors)
+    while True:
+        kind = struct.unpack_from("=Q", link.recv(8192))[0]
+        if kind == GO:
+            intruder.ask(WRITE, intruder.group + b"/memory.reclaim", b"16M", door, waits=False)
+        if kind == EVICT:
+            shared[0] = 1
+            link.send(struct.pack("=66Q", EVICTED, 512, *[0] * 64))
+            if os.fork() == 0:
+                os._exit(0)
+
+
+@test("missing-staged", 120)
+def missing_staged(context: Context, test):
+    """A page of the staging area that is not there holds no thread of the manager after the death of its process."""
+    need_root()
+    daemon = open_daemon(context)
+    manager = daemon.manager()
+    before = harness.descriptors(manager)
+    heard = [mmap.mmap(-1, PAGE) for _ in range(8)]
+    clients = [multiprocessing.get_context("fork").Process(target=forks_what_it_never_moved, args=[daemon, one]) for one in heard]
+    for client in clients:
+        client.start()
+    time.sleep(3)
+    end_user(HOSTILE)
+    for client in clients:
+        client.join()
+    settled = wait_until(lambda: harness.descriptors(manager) <= before + 8, 15)
+    left = harness.descriptors(manager)
+    yield check("missing-staged", unless(any(one[0] for one in heard), "no client was asked to evict"),
+                unless(settled, f"{before} descriptors before, {left} after"))
+    outcome = daemon.end()
+    yield check("missing-staged: the daemon ends", unless(outcome.status == 0, complaint(outcome)), *daemon.is_gone())

@@ -12,12 +12,16 @@
 //!    seconds ([`Space::resists`]).
 //! 4. A process that blocks a thread for [`PATIENCE`] is killed. A long fork of much memory is over by then.
 //! 5. When a stuck thread has gone on, its address space is visited again.
+//! 6. A thread that reads the areas of a worker waits for a page that is missing there. The death of the process does not end that wait:
+//!    the thread keeps the memory alive. So a helper thread denies the areas of dead processes ([`Space::deny_areas`]), again every
+//!    [`PAUSE_OF_DENIALS`], since another process may have the same memory and take away what was denied.
 //!
 //! This thread takes no lock of an address space, and makes no call that waits for a process.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use uzswap_vm::log::log;
@@ -27,7 +31,7 @@ use uzswap_vm::space::Space;
 use uzswap_vm::sys::{ptrace, thread};
 use uzswap_vm::visit::{self, Guest, Place};
 
-use crate::sessions::Sessions;
+use crate::sessions::{Session, Sessions};
 
 /// How often to look.
 const PAUSE: Duration = Duration::from_millis(40);
@@ -40,6 +44,9 @@ const STUCK_RUNNING: Duration = Duration::from_millis(500);
 
 /// How long a process may block a thread.
 const PATIENCE: Duration = Duration::from_secs(30);
+
+/// How long the areas of a dead process are not denied again.
+const PAUSE_OF_DENIALS: Duration = Duration::from_secs(1);
 
 /// How many replaced threads there may be that have not ended.
 const MOST_SURPLUS: usize = 256;
@@ -56,6 +63,8 @@ pub struct Watchdog {
     /// Processes that had no address space yet when a thread got stuck with them.
     strangers: HashMap<i32, Arc<Owner>>,
     killed: HashSet<u64>,
+    /// The helper threads that deny the areas of workers, by address space, and when they began.
+    denials: HashMap<u64, (Instant, JoinHandle<()>)>,
 }
 
 /// A visit as it was when it was first seen.
@@ -68,8 +77,8 @@ struct Seen {
 impl Watchdog {
     /// A watchdog that has seen nothing yet.
     pub fn new(pager: Arc<Pager>, sessions: Arc<Sessions>) -> Watchdog {
-        let (visits, blocked, strangers, killed) = Default::default();
-        Watchdog { pager, sessions, visits, blocked, strangers, killed }
+        let (visits, blocked, strangers, killed, denials) = Default::default();
+        Watchdog { pager, sessions, visits, blocked, strangers, killed, denials }
     }
 
     /// Looks until told to stop.
@@ -118,11 +127,14 @@ impl Watchdog {
             replace(place);
         }
         for (_, guest, age) in stuck {
-            if let Guest::Space(space) = guest
-                && age >= PATIENCE
-                && self.killed.insert(space)
-            {
-                self.kill(space, age);
+            let Guest::Space(space) = guest else { continue };
+            let session = self.sessions.of_space(space);
+            if age >= PATIENCE && self.killed.insert(space) {
+                session.iter().for_each(|session| kill(session, age));
+            }
+            // Without a session it joins just now, or has ended: to deny it too early would make its worker useless.
+            if session.map_or(age >= PATIENCE, |session| session.pidfd.has_ended()) {
+                self.deny(space);
             }
         }
     }
@@ -163,20 +175,36 @@ impl Watchdog {
         }
         if reopened {
             self.killed.retain(|id| self.blocked.contains_key(id));
+            self.denials.retain(|id, _| self.blocked.contains_key(id));
             self.pager.reopen();
         }
     }
 
-    fn kill(&self, space: u64, age: Duration) {
-        let Some(session) = self.sessions.of_space(space) else { return };
-        session.tenant.tell(&format!(
-            "error: killed process {}: it has held the lock of its own memory for {} s, so that its pages cannot be served",
-            session.pid,
-            age.as_secs()
-        ));
-        // It may have ended just now.
-        let _ = session.pidfd.kill(libc::SIGKILL);
+    /// Has a thread deny the areas of a blocked address space, unless one does or did so just now.
+    fn deny(&mut self, id: u64) {
+        let is_recent =
+            |(begun, thread): &(Instant, JoinHandle<()>)| begun.elapsed() < PAUSE_OF_DENIALS || !thread.is_finished();
+        if self.denials.get(&id).is_some_and(is_recent) {
+            return;
+        }
+        let Some(space) = self.blocked.get(&id).cloned() else { return };
+        let thread = std::thread::Builder::new().name("deny".to_owned()).spawn(move || space.deny_areas());
+        // Without a thread it is tried again at the next look.
+        if let Ok(thread) = thread {
+            self.denials.insert(id, (Instant::now(), thread));
+        }
     }
+}
+
+/// Kills a process that blocks a thread.
+fn kill(session: &Session, age: Duration) {
+    session.tenant.tell(&format!(
+        "error: killed process {}: it has held the lock of its own memory for {} s, so that its pages cannot be served",
+        session.pid,
+        age.as_secs()
+    ));
+    // It may have ended just now.
+    let _ = session.pidfd.kill(libc::SIGKILL);
 }
 
 /// Returns whether a thread is one that holds threads of processes.

@@ -38,7 +38,7 @@ use crate::sys::epoll::{Epoll, Ready};
 use crate::sys::process;
 use crate::sys::uffd::{FillError, MAIN_FEATURES, MOVE, Message, Probe, Uffd};
 use crate::user_queue::UserQueue;
-use crate::visit::{self, Visit};
+use crate::visit;
 use crate::{PAGE, layout, watched};
 
 /// Why a user's process is not taken under management.
@@ -233,18 +233,22 @@ impl Pager {
         account: Arc<dyn Account>,
         owner: Arc<Owner>,
     ) -> io::Result<Arc<Space>> {
-        let _visit = Visit::of_process(worker.program, &owner);
         if !self.has_room(&owner) {
             return Err(io::Error::other(NO_ROOM));
         }
         uffd.handshake(MAIN_FEATURES)?;
-        prove(&uffd, &worker)?;
         let space = self.register(uffd, State::default(), account, owner)?;
-        {
-            let mut state = space.lock();
-            state.program = Some(worker.program);
-            state.worker = Some(Arc::new(worker));
+        let _visit = space.visit();
+        let worker = Arc::new(worker);
+        space.note_areas_of(&worker);
+        if let Err(error) = prove(&space.uffd, &worker) {
+            self.forget(&[space.id]);
+            return Err(error);
         }
+        let mut state = space.lock();
+        state.program = Some(worker.program);
+        state.worker = Some(worker);
+        drop(state);
         Ok(space)
     }
 
@@ -272,6 +276,8 @@ impl Pager {
 
     fn claim_space(&self, space: &Space, worker: Worker) -> io::Result<()> {
         let _visit = space.visit();
+        let worker = Arc::new(worker);
+        space.note_areas_of(&worker);
         // Only now is it certain that the process with the number is the child: it may have been passed on.
         let mut tries = 0;
         while let Err(error) = prove(&space.uffd, &worker) {
@@ -282,7 +288,6 @@ impl Pager {
             wait_for_program(&space.uffd, &mut tries);
         }
         self.forget_uninherited(space, worker.pid)?;
-        let worker = Arc::new(worker);
         let inherits = {
             let mut state = space.lock();
             if state.worker.is_some() {
@@ -396,16 +401,22 @@ impl Pager {
                 }
             }
         }
-        if !dead.is_empty() {
-            let mut registry = self.registry.lock();
-            for id in &dead {
-                if let Some(space) = registry.spaces.remove(id) {
-                    self.epoll.remove(space.as_raw_fd());
-                }
-                registry.children.retain(|_, space| space != id);
-            }
-        }
+        self.forget(&dead);
         more
+    }
+
+    /// Forgets address spaces.
+    fn forget(&self, ids: &[u64]) {
+        if ids.is_empty() {
+            return;
+        }
+        let mut registry = self.registry.lock();
+        for id in ids {
+            if let Some(space) = registry.spaces.remove(id) {
+                self.epoll.remove(space.as_raw_fd());
+            }
+            registry.children.retain(|_, space| space != id);
+        }
     }
 
     /// Takes a child of `space` whose contents are lost: its threads get an error for what it misses ([`Pager::deny_waiting`]).

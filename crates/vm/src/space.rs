@@ -14,7 +14,7 @@ use std::collections::VecDeque;
 use std::io;
 use std::os::fd::{AsRawFd, RawFd};
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, AtomicU64, AtomicUsize, Ordering::Relaxed};
-use std::sync::{Arc, LazyLock};
+use std::sync::{Arc, LazyLock, Weak};
 use std::time::{Duration, Instant};
 
 use parking_lot::{Mutex, MutexGuard, RwLock};
@@ -74,6 +74,8 @@ pub struct Space {
     pub(crate) conversation: Mutex<()>,
     /// What ties the program to this manager's life, once something of it may be evicted.
     tether: Mutex<Option<Tether>>,
+    /// The worker whose areas threads of the manager read. Known before the worker is believed; readable without the state.
+    areas_of: Mutex<Weak<Worker>>,
 }
 
 impl std::fmt::Debug for Space {
@@ -221,7 +223,7 @@ impl Space {
         let (account, state) = (RwLock::new(account), Mutex::new(state));
         let _counted = Counted::new(&owner);
         let (blocked, resisted, fills, pace, noise, held_in, uncharged, brought, missed) = Default::default();
-        let (conversation, tether, awaits_tie) = Default::default();
+        let (conversation, tether, awaits_tie, areas_of) = Default::default();
         Space {
             id,
             uffd,
@@ -241,6 +243,7 @@ impl Space {
             missed,
             conversation,
             tether,
+            areas_of,
         }
     }
 
@@ -317,6 +320,28 @@ impl Space {
     /// another of its user, or the process is shunned.
     pub fn resists(&self) -> bool {
         self.is_shunned() || self.owner.resists() || self.resisted.lock().is_some_and(|at| at.elapsed() < LEFT_ALONE)
+    }
+
+    /// Notes that threads of the manager are going to read the areas of `worker`.
+    pub(crate) fn note_areas_of(&self, worker: &Arc<Worker>) {
+        *self.areas_of.lock() = Arc::downgrade(worker);
+    }
+
+    /// Denies what is missing in the worker's areas: threads that read there, and those that wait there, get an error.
+    ///
+    /// The manager watches these areas itself. A page that the worker has not put there, or has taken away, is waited for by the thread
+    /// that reads it, maybe with the state locked, so that no other thread can answer. The end of the process does not end the
+    /// wait: the reader keeps the memory alive. To be called when the process has ended, by a thread that may wait for the lock
+    /// of the address space: nothing else is locked here.
+    pub fn deny_areas(&self) {
+        let Some(worker) = self.areas_of.lock().upgrade() else { return };
+        let hello = &worker.hello;
+        // What is present stays.
+        let has_memory = |uffd: &Uffd, page| uffd.poison(page) != Err(FillError::Gone);
+        let mut staging = (hello.staging..=hello.staging_proof()).step_by(PAGE as usize);
+        if staging.all(|page| has_memory(&self.uffd, page)) {
+            has_memory(&worker.trash, hello.trash_proof());
+        }
     }
 
     /// Ties the program of `worker` to the life of this manager, if that is not done yet. To be called before the worker is
