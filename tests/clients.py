@@ -441,3 +441,45 @@ def missing_staged(context: Context, test):
                 unless(settled, f"{before} descriptors before, {left} after"))
     outcome = daemon.end()
     yield check("missing-staged: the daemon ends", unless(outcome.status == 0, complaint(outcome)), *daemon.is_gone())
+
+
+def hangs_up(daemon: Daemon) -> None:
+    """Joins and is gone, a hundred times a second: as the daemon's user, which may do so without a limit."""
+    os.nice(10)
+    end = time.monotonic() + 60
+    while time.monotonic() < end:
+        try:
+            Intruder(daemon, b"require\ntransient")
+        except (OSError, ValueError):       # the manager has had enough of it
+            pass
+        time.sleep(0.01)
+
+
+@test("hostile-hangups", 60)
+def hangups(context: Context, test):
+    """Jobs that lose their fronts at once, in a loop: to kill them takes the manager a part of one processor."""
+    need_root()
+    daemon = open_daemon(context)
+    manager, ticks = daemon.manager(), os.sysconf("SC_CLK_TCK")
+    good = daemon.memory("--cgroup", "good", "--memory-max", "32M")
+    spent = lambda: sum(int(field) for field in harness.stat_fields(manager)[11:13]) / ticks
+    clients = [multiprocessing.get_context("fork").Process(target=hangs_up, args=[daemon]) for _ in range(2)]
+    for client in clients:
+        client.start()
+    time.sleep(2)
+    before, seconds = spent(), context.size(5, 30)
+    time.sleep(seconds)
+    share = (spent() - before) / seconds
+    start = time.monotonic()
+    victim = daemon.start(["sleep", "100"], "--memory-max", "32M", "--quiet")
+    found = wait_until(lambda: any(harness.read(f"/proc/{pid}/cmdline") == b"sleep\x00100\x00" for pid in victim.survivors()), 10)
+    victim.process.kill()
+    gone = found and victim.gone_within(2)
+    for client in clients:
+        client.kill()
+        client.join()
+    yield check(f"hostile-hangups: {share * 100:.0f} % of a processor", unless(share < 0.25, "it takes too much"),
+                unless(gone, f"a job outlived its front (found: {found}, after {time.monotonic() - start:.1f} s)"))
+    yield check("hostile-hangups: a job is whole", unless(touches(good, 64), "it was held up"), whole(good.end()))
+    outcome = daemon.end()
+    yield check("hostile-hangups: the daemon ends", unless(outcome.status == 0, complaint(outcome)), *daemon.is_gone())

@@ -39,19 +39,20 @@ pub fn of(pid: i32) -> io::Result<Vec<u8>> {
     Ok(environment)
 }
 
-/// Returns those of `pids` with an entry in their environments that begins with `prefix`, as far as they are found until `end`; and whether all
-/// were looked at, but for those that are passed over.
-pub fn carriers(pids: Vec<i32>, prefix: &[u8], end: Instant) -> (Vec<i32>, bool) {
+/// Finds those of `pids` whose variable `name` begins with one of `values`, as far as they are found until `end`: each process with the
+/// number of the value. Tells as well whether all were looked at, but for those that are passed over.
+pub fn carriers(pids: Vec<i32>, name: &str, values: &[Vec<u8>], end: Instant) -> (Vec<(i32, usize)>, bool) {
     let left = Arc::new(Mutex::new(pids));
+    let wanted = Arc::new(Wanted { name: format!("{name}=").into_bytes(), values: values.to_vec() });
     let mut found = Vec::new();
     while !left.lock().is_empty() {
         if Instant::now() > end {
             return (found, false);
         }
         let (said, heard) = mpsc::channel();
-        let (pids, prefix) = (left.clone(), prefix.to_vec());
+        let (pids, wanted) = (left.clone(), wanted.clone());
         // Without a thread some environment may take for ever.
-        if thread::Builder::new().name("environ".to_owned()).spawn(move || read(&pids, &prefix, &said, end)).is_err() {
+        if thread::Builder::new().name("environ".to_owned()).spawn(move || read(&pids, &wanted, &said, end)).is_err() {
             break;
         }
         follow(&heard, &mut found);
@@ -59,16 +60,37 @@ pub fn carriers(pids: Vec<i32>, prefix: &[u8], end: Instant) -> (Vec<i32>, bool)
     (found, true)
 }
 
+/// What is looked for in an environment.
+struct Wanted {
+    /// The name of the variable, and what divides it from the value.
+    name: Vec<u8>,
+    /// What the value begins with.
+    values: Vec<Vec<u8>>,
+}
+
+impl Wanted {
+    /// Returns the numbers of the values that are there.
+    fn found_in(&self, environment: &[u8]) -> Vec<usize> {
+        let entries = environment.split(|&byte| byte == 0).filter_map(|entry| entry.strip_prefix(&self.name[..]));
+        let mut numbers = Vec::new();
+        for entry in entries {
+            let starts = |number: &usize| entry.starts_with(&self.values[*number]) && !numbers.contains(number);
+            numbers.extend((0..self.values.len()).filter(starts).collect::<Vec<_>>());
+        }
+        numbers
+    }
+}
+
 /// What a reading thread says.
 enum Said {
     /// It begins with a process.
     Begins(i32),
-    /// The process has the entry, or has not.
-    Has(i32, bool),
+    /// It is done with the process, which has these values.
+    Has(i32, Vec<usize>),
 }
 
 /// Takes `pids` and reads their environments, one after the other, until one takes long, or the end.
-fn read(pids: &Mutex<Vec<i32>>, prefix: &[u8], said: &Sender<Said>, end: Instant) {
+fn read(pids: &Mutex<Vec<i32>>, wanted: &Wanted, said: &Sender<Said>, end: Instant) {
     let mut takes_long = false;
     while !takes_long {
         let Some(pid) = pids.lock().pop() else { return };
@@ -78,16 +100,15 @@ fn read(pids: &Mutex<Vec<i32>>, prefix: &[u8], said: &Sender<Said>, end: Instant
         let start = Instant::now();
         let _ = said.send(Said::Begins(pid));
         let environment = of(pid).unwrap_or_default();
-        let has = environment.split(|&byte| byte == 0).any(|entry| entry.starts_with(prefix));
         // If nothing listens any more, `pid` is noted as stuck.
-        let _ = said.send(Said::Has(pid, has));
+        let _ = said.send(Said::Has(pid, wanted.found_in(&environment)));
         STUCK.lock().remove(&pid);
         takes_long = start.elapsed() > PATIENCE / 2 || Instant::now() > end;
     }
 }
 
 /// Collects what a reading thread finds, until it ends or is stuck.
-fn follow(heard: &Receiver<Said>, found: &mut Vec<i32>) {
+fn follow(heard: &Receiver<Said>, found: &mut Vec<(i32, usize)>) {
     let mut reading = None;
     loop {
         let said = match heard.recv_timeout(PATIENCE) {
@@ -108,9 +129,9 @@ fn follow(heard: &Receiver<Said>, found: &mut Vec<i32>) {
         };
         match said {
             Said::Begins(pid) => reading = Some(pid),
-            Said::Has(pid, has) => {
+            Said::Has(pid, values) => {
                 reading = None;
-                found.extend(Some(pid).filter(|_| has));
+                found.extend(values.into_iter().map(|number| (pid, number)));
             }
         }
     }
@@ -139,12 +160,23 @@ mod tests {
     fn carriers_are_found() {
         let own = std::process::id() as i32;
         let first = of(own).expect("our own");
-        let entry = first.split(|&byte| byte == 0).next().expect("an environment").to_vec();
-        assert!(!entry.is_empty());
+        let entry =
+            first.split(|&byte| byte == 0).find(|entry| entry.contains(&b'=')).expect("an environment").to_vec();
         let end = Instant::now() + Duration::from_secs(60);
         assert_eq!((user_of(own), user_of(0)), (Some(rustix::process::getuid().as_raw()), None));
-        assert_eq!(carriers(vec![own, 0], &entry[..entry.len() - 1], end), (vec![own], true));
-        assert_eq!(carriers(vec![own], b"no such entry=", end), (vec![], true));
-        assert_eq!(carriers(vec![own], b"no such entry=", Instant::now() - PATIENCE), (vec![], false));
+        let entry = String::from_utf8(entry).expect("text");
+        let (name, value) = entry.split_once('=').expect("it has a value");
+        let values = [b"no such value".to_vec(), value.as_bytes().to_vec()];
+        assert_eq!(carriers(vec![own, 0], name, &values, end), (vec![(own, 1)], true));
+        assert_eq!(carriers(vec![own], "no such name", &values, end), (vec![], true));
+        assert_eq!(carriers(vec![own], name, &values, Instant::now() - PATIENCE), (vec![], false));
+    }
+
+    #[test]
+    fn a_process_may_carry_several_values() {
+        let values = ["one", "two", "three"].map(|value| value.as_bytes().to_vec()).to_vec();
+        let wanted = Wanted { name: b"JOB=".to_vec(), values };
+        assert_eq!(wanted.found_in(b"A=1\0JOB=three and more\0JOB=one\0JOB=three\0two\0"), [2, 0]);
+        assert!(wanted.found_in(b"NOJOB=one\0JOB=on\0").is_empty());
     }
 }

@@ -3,20 +3,18 @@
 //! A process belongs to the job if it descends from the job's front, or carries the job's secret in the environment it
 //! was started with. Neither alone finds all: an orphan is adopted elsewhere once the front is dead, and a program can
 //! overwrite its environment. To look for the secret is to read memory of every process of the machine, which any of them can make long
-//! (`environment.rs`): those that are found by then are killed meanwhile.
+//! (`environment.rs`): those that are found by then are killed meanwhile. One search serves all jobs that are killed at the same time.
 
 use std::collections::{HashMap, HashSet};
 use std::fs;
 use std::time::{Duration, Instant};
 
 use uzswap_proto::{ENV_JOB, Job};
-use uzswap_vm::log::log;
 use uzswap_vm::sys::job;
 use uzswap_vm::sys::process::{PidFd, share_memory};
 use uzswap_vm::sys::thread;
 
 use crate::environment;
-use crate::quota::Ticket;
 
 /// How long the dead may take to go.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -24,6 +22,12 @@ const PATIENCE: Duration = Duration::from_secs(10);
 /// How long all processes of the machine may be searched for those of the job, before those that are known by then are killed. Each time it
 /// takes longer, if it must.
 const FIRST_PATIENCE: Duration = Duration::from_millis(300);
+
+/// How long to wait between two searches.
+pub const PAUSE: Duration = Duration::from_millis(2);
+
+/// The most time that one search may take.
+const MOST_PATIENCE: Duration = Duration::from_millis(1200);
 
 /// How to kill.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -35,68 +39,144 @@ pub enum Manner {
     AtOnce,
 }
 
-/// Kills every process of the job but those in `spared`, and waits until they are gone. Gives how many there were.
-///
-/// `front`, if it is the caller, is the ancestor of all of them; `known` are processes known to belong.
-pub fn kill_job(manner: Manner, job: Job, front: Option<i32>, known: &[i32], spared: &[i32]) -> usize {
-    kill_with(manner, str::from_utf8(&job.to_text()).expect("hexadecimal digits"), front, known, spared)
+/// A job that is to be killed, or all jobs of a name.
+pub struct Order {
+    /// The user of the job, where that matters.
+    pub user: u32,
+    manner: Manner,
+    /// What the variable [`ENV_JOB`] of their processes begins with.
+    secret: Vec<u8>,
+    front: Option<i32>,
+    /// When such a process has ended, its number may come to be another's.
+    known: Vec<(i32, PidFd)>,
+    spared: Vec<i32>,
+    begun: Instant,
+    patience: Duration,
+    killed: HashSet<i32>,
+    /// Dropped when the job is dead: what waits for that notices.
+    held: Vec<Box<dyn Send>>,
 }
 
-/// Kills a job by a thread of its own, which holds `place` as long: no other job waits for that. `guard` stands for this process, the manager;
-/// both are spared.
-pub fn kill_aside(manner: Manner, job: Job, known: Vec<i32>, guard: i32, place: Option<Ticket>) {
-    let spared = [std::process::id() as i32, guard];
-    let kill = move || {
-        let _place = place;
-        kill_job(manner, job, None, &known, &spared);
-    };
-    if std::thread::Builder::new().name("kill".to_owned()).spawn(kill).is_err() {
-        log("uzswap: error: there is no thread to kill a job; its workers will, when its connections end");
+impl Order {
+    /// Orders that every process of the job be killed but those in `spared`.
+    ///
+    /// `front`, if it is the caller, is the ancestor of all of them; `known` are processes known to belong.
+    pub fn new(manner: Manner, job: Job, front: Option<i32>, known: &[i32], spared: &[i32]) -> Order {
+        Order::of(manner, job.to_text().to_vec(), front, known, spared)
+    }
+
+    fn of(manner: Manner, secret: Vec<u8>, front: Option<i32>, known: &[i32], spared: &[i32]) -> Order {
+        let known = known.iter().filter_map(|&pid| Some((pid, PidFd::open(pid).ok()?))).collect();
+        let (begun, patience, spared) = (Instant::now(), FIRST_PATIENCE, spared.to_vec());
+        Order {
+            user: 0,
+            manner,
+            secret,
+            front,
+            known,
+            spared,
+            begun,
+            patience,
+            killed: HashSet::new(),
+            held: Vec::new(),
+        }
+    }
+
+    /// Says which user's job it is.
+    pub fn of_user(self, user: u32) -> Order {
+        Order { user, ..self }
+    }
+
+    /// Keeps `thing` until the job is dead.
+    pub fn hold(mut self, thing: impl Send + 'static) -> Order {
+        self.held.push(Box::new(thing));
+        self
+    }
+
+    /// Returns whether both are for the same job.
+    pub fn is_like(&self, other: &Order) -> bool {
+        self.secret == other.secret
+    }
+
+    /// Takes over what a later order for the same job says.
+    pub fn merge(&mut self, later: Order) {
+        self.manner = later.manner;
+        let is_new = |(pid, handle): &(i32, PidFd)| {
+            let is_same = |(other, known): &(i32, PidFd)| other == pid && !known.has_ended();
+            !handle.has_ended() && !self.known.iter().any(is_same)
+        };
+        let new: Vec<(i32, PidFd)> = later.known.into_iter().filter(is_new).collect();
+        self.known.extend(new);
+        self.held.extend(later.held);
+    }
+
+    /// Returns those processes of the job that are known without a search.
+    fn members(&self, processes: &HashMap<i32, Process>) -> HashSet<i32> {
+        let known = self.known.iter().filter(|(_, handle)| !handle.has_ended()).map(|(pid, _)| *pid);
+        let known = known.filter(|pid| processes.contains_key(pid));
+        known.chain(self.front.into_iter().flat_map(|front| descendants_in(processes, front))).collect()
+    }
+
+    /// Stops `members`, if they are to be stopped first: what is stopped does not see another die.
+    fn stop(&mut self, members: &HashSet<i32>) {
+        if self.manner == Manner::StopFirst {
+            // The worker of a dead program ends by itself, but not while it is stopped, should we die before the next signal.
+            let programs = alive(members, &self.spared).into_iter().filter(|pid| !is_called_worker(*pid));
+            self.killed.extend(programs.filter(|&pid| job::kill(pid, libc::SIGSTOP).is_ok()));
+        }
+    }
+
+    /// Kills `members`; returns whether all were dead before.
+    fn kill(&mut self, members: &HashSet<i32>) -> bool {
+        let alive = alive(members, &self.spared);
+        self.killed.extend(alive.iter().filter(|&&pid| job::kill(pid, libc::SIGKILL).is_ok()));
+        alive.is_empty()
+    }
+}
+
+/// Kills every process of the jobs, and waits until they are gone. Gives how many there were.
+pub fn kill(mut orders: Vec<Order>) -> usize {
+    let mut killed = 0;
+    loop {
+        killed += pass(&mut orders);
+        if orders.is_empty() {
+            return killed;
+        }
+        std::thread::sleep(PAUSE);
     }
 }
 
 /// The same with every job of the daemon of that name, at once: their fronts live.
 pub fn kill_jobs_of(name: u64, spared: &[i32]) -> usize {
-    kill_with(Manner::AtOnce, &format!("{name:016x}"), None, &[], spared)
+    kill(vec![Order::of(Manner::AtOnce, format!("{name:016x}").into_bytes(), None, &[], spared)])
 }
 
-fn kill_with(manner: Manner, secret: &str, front: Option<i32>, known: &[i32], spared: &[i32]) -> usize {
-    let mut killed: HashSet<i32> = HashSet::new();
-    let started = Instant::now();
-    // When such a process has ended, its number may come to be another's.
-    let known: Vec<(i32, PidFd)> = known.iter().filter_map(|&pid| Some((pid, PidFd::open(pid).ok()?))).collect();
-    let mut patience = FIRST_PATIENCE;
-    loop {
-        let processes = processes();
-        let known = known.iter().filter(|(_, handle)| !handle.has_ended()).map(|(pid, _)| *pid);
-        let mut members: HashSet<i32> = known.filter(|pid| processes.contains_key(pid)).collect();
-        members.extend(front.into_iter().flat_map(|front| descendants_in(&processes, front)));
-        let mut send = |signal, members: &HashSet<i32>| {
-            let alive = alive(members, spared);
-            // The worker of a dead program ends by itself, but not while it is stopped, should we die before the next signal.
-            let takes = |pid: &&i32| signal != libc::SIGSTOP || !is_called_worker(**pid);
-            killed.extend(alive.iter().filter(takes).filter(|&&pid| job::kill(pid, signal).is_ok()));
-            alive.is_empty()
-        };
-        // What is stopped does not see another die.
-        if manner == Manner::StopFirst {
-            send(libc::SIGSTOP, &members);
-        }
-        let prefix = format!("{ENV_JOB}={secret}").into_bytes();
-        let others = processes.keys().filter(|pid| !members.contains(pid)).copied().collect();
-        let (carriers, are_all) = environment::carriers(others, &prefix, Instant::now() + patience);
-        members.extend(carriers);
-        if manner == Manner::StopFirst {
-            send(libc::SIGSTOP, &members);
-        }
-        let are_gone = send(libc::SIGKILL, &members);
-        while front.is_some() && job::collect_child().is_some() {}
-        if are_gone && are_all || started.elapsed() > PATIENCE {
-            return killed.len();
-        }
-        patience *= 2;
-        std::thread::sleep(Duration::from_millis(2));
+/// Searches all processes once for those of the jobs, and kills them. The orders of jobs that are dead go; gives how many processes
+/// those had.
+pub fn pass(orders: &mut Vec<Order>) -> usize {
+    let processes = processes();
+    let mut members: Vec<HashSet<i32>> = orders.iter().map(|order| order.members(&processes)).collect();
+    orders.iter_mut().zip(&members).for_each(|(order, members)| order.stop(members));
+    let is_known = |pid: &i32| members.iter().any(|members| members.contains(pid));
+    let others = processes.keys().copied().filter(|pid| !is_known(pid)).collect();
+    let secrets: Vec<Vec<u8>> = orders.iter().map(|order| order.secret.clone()).collect();
+    let patience = orders.iter().map(|order| order.patience).max().unwrap_or_default();
+    let (carriers, are_all) = environment::carriers(others, ENV_JOB, &secrets, Instant::now() + patience);
+    for (pid, number) in carriers {
+        members[number].insert(pid);
     }
+    orders.iter_mut().zip(&members).for_each(|(order, members)| order.stop(members));
+    let mut killed = 0;
+    let mut members = members.iter();
+    orders.retain_mut(|order| {
+        let are_gone = order.kill(members.next().expect("one for each"));
+        while order.front.is_some() && job::collect_child().is_some() {}
+        let is_over = are_gone && are_all || order.begun.elapsed() > PATIENCE;
+        order.patience = (order.patience * 2).min(MOST_PATIENCE);
+        killed += if is_over { order.killed.len() } else { 0 };
+        !is_over
+    });
+    killed
 }
 
 /// Those of `members` that are to be killed. A worker is the last to guard its program, should we die in the middle of this. It ends by itself.

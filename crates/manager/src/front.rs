@@ -31,7 +31,7 @@ use uzswap_vm::sys::file::event;
 use uzswap_vm::sys::job::{self, Child, Signal, Signals};
 
 use crate::control_fs::ControlFs;
-use crate::executioner::{self, Manner};
+use crate::executioner::{self, Manner, Order};
 use crate::{RunError, agent_file};
 
 /// The exit status when uzswap itself failed and took the job with it.
@@ -208,7 +208,7 @@ fn lost(job: Job) -> i32 {
 
 /// Kills all that descends from this process.
 fn kill_own(job: Job) -> usize {
-    executioner::kill_job(Manner::StopFirst, job, Some(std::process::id() as i32), &[], &[])
+    executioner::kill(vec![Order::new(Manner::StopFirst, job, Some(std::process::id() as i32), &[], &[])])
 }
 
 /// The connection of a job that has joined.
@@ -420,7 +420,8 @@ impl Front {
     fn end_job(&mut self, program: i32) {
         let spared: Vec<i32> = [self.manager, self.server].into_iter().flatten().collect();
         let own = std::process::id() as i32;
-        let killed = executioner::kill_job(Manner::StopFirst, self.job, Some(own), &[program], &spared);
+        let order = Order::new(Manner::StopFirst, self.job, Some(own), &[program], &spared);
+        let killed = executioner::kill(vec![order]);
         log(&format!("uzswap: warning: a second SIGTERM: killed the job ({killed} processes)"));
         // It was collected while the job was killed.
         self.program_status.get_or_insert(STATUS_KILLED);

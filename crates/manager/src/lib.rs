@@ -47,6 +47,7 @@ mod stats;
 
 mod environment;
 mod executioner;
+mod kill_queue;
 
 mod agent_file;
 mod program;

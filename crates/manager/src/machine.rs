@@ -14,8 +14,9 @@ use uzswap_vm::sys::process::memory_nodes;
 use crate::agent_file::PREFIX as AGENT_PREFIX;
 use crate::charge::{Charge, EXHAUSTED_PAUSE, Events};
 use crate::control::{Error, Figures, GroupId, Limit, Machine, Parameter, Parameters};
-use crate::executioner::{self, Manner};
+use crate::executioner::{self, Manner, Order};
 use crate::jobs::{Jobs, Tenant};
+use crate::kill_queue;
 use crate::quota::Quota;
 use crate::reclaim::Taker;
 use crate::sessions::{Session, Sessions};
@@ -295,6 +296,7 @@ impl Machine for JobMachine {
     fn kill(&self, group: GroupId) -> Result<(), Error> {
         self.charge(group)?;
         // Of whole jobs nobody is left out, managed or not.
+        let mut orders = Vec::new();
         for tenant in self.jobs.all().iter().filter(|tenant| tenant.charge.is_below(group)) {
             let sessions = self.sessions.of_job(tenant.job);
             if !sessions.iter().all(|session| session.charge().is_below(group)) {
@@ -302,8 +304,10 @@ impl Machine for JobMachine {
             }
             let known: Vec<i32> =
                 sessions.iter().filter(|session| !session.pidfd.has_ended()).map(|session| session.pid).collect();
-            executioner::kill_job(Manner::AtOnce, tenant.job, None, &known, &[std::process::id() as i32]);
+            let spared = [std::process::id() as i32];
+            orders.push(Order::new(Manner::AtOnce, tenant.job, None, &known, &spared).of_user(tenant.uid));
         }
+        kill_queue::kill(orders);
         let started = Instant::now();
         loop {
             let living = self.below(group);

@@ -47,10 +47,11 @@ use uzswap_vm::visit::{self, Role};
 use crate::advice::Questions;
 use crate::control::{Error, GroupId, Limit, Machine};
 use crate::door::{Door, Joining, Joins};
-use crate::executioner::{self, Manner};
+use crate::executioner::{self, Manner, Order};
 use crate::front::Bell;
 use crate::groups::Groups;
 use crate::jobs::{Jobs, Tenant, Word};
+use crate::kill_queue;
 use crate::machine::{JobMachine, MOST_THAWS};
 use crate::oom::Disk;
 use crate::quota::Quota;
@@ -76,8 +77,7 @@ const LAST_CALLS: Duration = Duration::from_millis(200);
 /// How many jobs one user can have. Each takes descriptors, of which there is an end.
 const MOST_JOBS: usize = 1024;
 
-/// Jobs of one user, neither root nor the manager's own, that are being killed because they have lost their fronts when no other may join: each
-/// takes a thread.
+/// Jobs of one user, neither root nor the manager's own, that are being killed because they have lost their fronts when no other may join.
 const MOST_KILLS: usize = 8;
 
 /// Threads that serve the reception.
@@ -534,8 +534,9 @@ impl Manager {
         }
         let front = tenant.front_pid;
         log(&format!("uzswap: error: `uzswap run --connect` ({front}) was killed; its job is killed"));
-        let (known, place) = (self.sessions.pids_of(tenant.job), self.kills.take(tenant.uid));
-        executioner::kill_aside(Manner::StopFirst, tenant.job, known, self.front_pid, place);
+        let spared = [std::process::id() as i32, self.front_pid];
+        let order = Order::new(Manner::StopFirst, tenant.job, None, &self.sessions.pids_of(tenant.job), &spared);
+        kill_queue::add(order.of_user(tenant.uid).hold(self.kills.take(tenant.uid)));
     }
 
     /// The front is dead, and with it whoever would guard the jobs: they end here.
@@ -546,9 +547,8 @@ impl Manager {
         let own = std::process::id() as i32;
         // A daemon's jobs have fronts of their own.
         let manner = if self.joining.is_some() { Manner::AtOnce } else { Manner::StopFirst };
-        for tenant in self.jobs.all() {
-            executioner::kill_job(manner, tenant.job, None, &self.sessions.pids_of(tenant.job), &[own]);
-        }
+        let order = |job: Job| Order::new(manner, job, None, &self.sessions.pids_of(job), &[own]);
+        executioner::kill(self.jobs.all().iter().map(|tenant| order(tenant.job)).collect());
         match self.joining {
             None => log("uzswap: error: `uzswap run` was killed; killed its job"),
             Some(_) => log("uzswap: error: `uzswap daemon` was killed; killed its jobs"),

@@ -30,9 +30,10 @@ use uzswap_vm::visit::{self, Visit};
 use crate::charge::Charge;
 use crate::control::GroupId;
 use crate::environment;
-use crate::executioner::{self, Manner};
+use crate::executioner::{self, Manner, Order};
 use crate::groups::Groups;
 use crate::jobs::{Jobs, Tenant};
+use crate::kill_queue;
 use crate::program::{self, Obstacle};
 use crate::sessions::{Sessions, is_of};
 
@@ -232,8 +233,9 @@ pub fn report(tenant: &Tenant, process: Option<&PidFd>, why: &str, guard: i32) {
             tenant.tell(&format!("error: {name} cannot be managed ({why}), which --require forbids"));
         }
         // With all others, so that none of them sees it die and does something about it.
-        let known = process.and_then(PidFd::pid).into_iter().collect();
-        executioner::kill_aside(Manner::AtOnce, tenant.job, known, guard, None);
+        let known: Vec<i32> = process.and_then(PidFd::pid).into_iter().collect();
+        let spared = [std::process::id() as i32, guard];
+        kill_queue::add(Order::new(Manner::AtOnce, tenant.job, None, &known, &spared).of_user(tenant.uid));
     } else if is_first {
         tenant.tell(&format!("warning: {name} runs unmanaged: {why}; `uzswap doctor` may tell how to mend it"));
     }

@@ -1,0 +1,176 @@
+//! The jobs that a manager is about to kill: one thread kills all of them, by the same searches.
+//!
+//! A search reads `/proc` of every process of the machine, and a client can have a job killed as often as it likes: it joins, and hangs up.
+//! 1. Jobs that wait to be killed are killed together: a search takes as long for many as for one.
+//! 2. Orders for the same job are merged.
+//! 3. Once searches for the jobs of a user have taken [`BURST`], they take one [`SHARE`]th of the time of a processor, and the user's other
+//!    jobs wait. The first jobs of other users do not.
+//!
+//! Before, a user who joined and hung up in a loop had the manager take three quarters of two processors.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::mpsc;
+use std::time::{Duration, Instant};
+
+use parking_lot::{Condvar, Mutex};
+use uzswap_vm::log::log;
+
+use crate::executioner::{self, Order};
+
+/// How much time searches for a user may take at once.
+const BURST: Duration = Duration::from_millis(200);
+
+/// The part of the time that they take otherwise.
+const SHARE: u32 = 10;
+
+static QUEUE: Mutex<Queue> = Mutex::new(Queue { orders: Vec::new(), has_thread: false, debts: BTreeMap::new() });
+static MORE: Condvar = Condvar::new();
+
+struct Queue {
+    orders: Vec<Order>,
+    has_thread: bool,
+    /// By user.
+    debts: BTreeMap<u32, Debt>,
+}
+
+impl Queue {
+    fn add(&mut self, order: Order) {
+        match self.orders.iter_mut().find(|other| other.is_like(&order)) {
+            Some(other) => other.merge(order),
+            None => self.orders.push(order),
+        }
+    }
+
+    /// Returns how long the jobs of a user wait.
+    fn wait(&self, user: u32, now: Instant) -> Duration {
+        self.debts.get(&user).map_or(Duration::ZERO, |debt| debt.wait(now))
+    }
+
+    /// Takes the orders that need not wait.
+    fn take(&mut self, now: Instant) -> Vec<Order> {
+        let (due, waiting) = self
+            .orders
+            .drain(..)
+            .collect::<Vec<_>>()
+            .into_iter()
+            .partition(|order: &Order| self.debts.get(&order.user).is_none_or(|debt| debt.wait(now).is_zero()));
+        self.orders = waiting;
+        due
+    }
+
+    /// Notes that a search for jobs of `users` ends `now` and took so long.
+    fn charge(&mut self, users: &BTreeSet<u32>, took: Duration, now: Instant) {
+        self.debts.retain(|_, debt| !debt.left(now).is_zero());
+        for user in users {
+            let left = self.debts.get(user).map_or(Duration::ZERO, |debt| debt.left(now));
+            self.debts.insert(*user, Debt { time: left + took / users.len() as u32, at: now });
+        }
+    }
+}
+
+/// The time that searches have taken, less what has been made up for by then.
+struct Debt {
+    time: Duration,
+    at: Instant,
+}
+
+impl Debt {
+    fn left(&self, now: Instant) -> Duration {
+        self.time.saturating_sub(now.saturating_duration_since(self.at) / SHARE)
+    }
+
+    fn wait(&self, now: Instant) -> Duration {
+        self.left(now).saturating_sub(BURST) * SHARE
+    }
+}
+
+/// Has a job killed soon, by a thread of this module.
+pub fn add(order: Order) {
+    let mut queue = QUEUE.lock();
+    queue.add(order);
+    MORE.notify_one();
+    if !queue.has_thread {
+        queue.has_thread = std::thread::Builder::new().name("kill".to_owned()).spawn(work).is_ok();
+        if !queue.has_thread {
+            log("uzswap: error: there is no thread to kill a job; its workers will, when its connections end");
+            queue.orders.clear();
+        }
+    }
+}
+
+/// Has jobs killed, and waits until they are dead.
+pub fn kill(orders: Vec<Order>) {
+    let (held, dead) = mpsc::channel::<()>();
+    for order in orders {
+        add(order.hold(held.clone()));
+    }
+    drop(held);
+    // Returns when the last order is dropped: nothing is sent.
+    let _ = dead.recv();
+}
+
+fn work() {
+    let mut queue = QUEUE.lock();
+    while !queue.orders.is_empty() {
+        let begun = Instant::now();
+        let mut due = queue.take(begun);
+        if due.is_empty() {
+            let wait = queue.orders.iter().map(|order| queue.wait(order.user, begun)).min().unwrap_or_default();
+            MORE.wait_for(&mut queue, wait);
+            continue;
+        }
+        drop(queue);
+        let users = due.iter().map(|order| order.user).collect();
+        executioner::pass(&mut due);
+        std::thread::sleep(executioner::PAUSE);
+        queue = QUEUE.lock();
+        let now = Instant::now();
+        queue.charge(&users, now - begun, now);
+        due.into_iter().for_each(|order| queue.add(order));
+    }
+    queue.has_thread = false;
+}
+
+#[cfg(test)]
+mod tests {
+    use uzswap_proto::Job;
+
+    use super::*;
+    use crate::executioner::Manner;
+
+    fn order(user: u32, token: u64) -> Order {
+        Order::new(Manner::AtOnce, Job { name: 1, token }, None, &[], &[]).of_user(user)
+    }
+
+    #[test]
+    fn searches_for_a_user_take_a_part_of_the_time_and_others_do_not_wait() {
+        let mut queue = Queue { orders: Vec::new(), has_thread: false, debts: BTreeMap::new() };
+        let (start, took) = (Instant::now(), BURST / 10);
+        let (mut now, mut searched) = (start, Duration::ZERO);
+        for number in 0..100 {
+            now += took;
+            queue.charge(&BTreeSet::from([1]), took, now);
+            let wait = queue.wait(1, now);
+            assert!(number >= 10 || wait.is_zero(), "{number}: {wait:?}");
+            assert!(queue.wait(2, now).is_zero());
+            (now, searched) = (now + wait, searched + took);
+        }
+        assert!(searched <= BURST + (now - start) / SHARE + took, "{searched:?} in {:?}", now - start);
+        queue.charge(&BTreeSet::from([1]), BURST * 2, now);
+        [(1, 11), (2, 12), (1, 13)].into_iter().for_each(|(user, token)| queue.add(order(user, token)));
+        assert!(queue.take(now).iter().map(|order| order.user).eq([2]));
+        assert_eq!((queue.take(now).len(), queue.orders.len()), (0, 2));
+        assert_eq!(queue.take(now + BURST * 3 * SHARE).len(), 2, "all is made up for");
+    }
+
+    #[test]
+    fn orders_for_a_job_are_one_and_what_they_hold_is_dropped_with_it() {
+        let mut queue = Queue { orders: Vec::new(), has_thread: false, debts: BTreeMap::new() };
+        let (held, dead) = mpsc::channel::<()>();
+        queue.add(order(1, 11).hold(held.clone()));
+        queue.add(order(1, 11).hold(held));
+        assert_eq!((queue.orders.len(), dead.try_recv()), (1, Err(mpsc::TryRecvError::Empty)));
+        queue.orders.clear();
+        assert_eq!(dead.try_recv(), Err(mpsc::TryRecvError::Disconnected));
+    }
+}
