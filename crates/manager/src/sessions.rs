@@ -31,7 +31,7 @@ use uzswap_vm::range::Range;
 use uzswap_vm::space::{Space, Worker};
 use uzswap_vm::sys::link::{Link, Received, is_pidfd, is_userfaultfd, peer_handle};
 use uzswap_vm::sys::process::{Kinship, Memory, Pagemap, PidFd, children, has_memory_of, share_memory};
-use uzswap_vm::sys::thread;
+use uzswap_vm::sys::thread::{self, Processor};
 use uzswap_vm::sys::threads::Threads;
 use uzswap_vm::sys::uffd::Uffd;
 use uzswap_vm::visit::Visit;
@@ -542,7 +542,8 @@ impl Sessions {
                 return Call::Unmanaged(tenant, process, text);
             }
         };
-        let worker = Worker { link, pid: worker_pid, program: pid, memory, pagemap, hello, trash: trash.into() };
+        let (trash, processor) = (trash.into(), Processor::default());
+        let worker = Worker { link, pid: worker_pid, program: pid, memory, pagemap, hello, trash, processor };
         self.join(tenant, worker, uffd.into(), pidfd)
     }
 

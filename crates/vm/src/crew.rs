@@ -16,7 +16,7 @@ use uzswap_engine::{Home, MAX_FOLIO_ORDER, Slot};
 use crate::fault::Load;
 use crate::pager::{Pager, read_pages, with_buffer};
 use crate::space::{Space, Worker};
-use crate::sys::thread;
+use crate::sys::thread::{self, Apart};
 use crate::visit::{self, Visit};
 
 /// The most pages that one thread loads or stores at once: a folio.
@@ -178,6 +178,7 @@ impl Pager {
         sequences: Vec<u32>,
         helped: bool,
     ) -> io::Result<Vec<Option<Slot>>> {
+        let _apart = Apart::begin();
         let homes = self.homes(space, worker, &sequences);
         let progress = BatchProgress { next: 0, pending: 0, slots: vec![None; sequences.len()], error: None };
         let helped = helped && sequences.len() > PART;

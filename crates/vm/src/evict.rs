@@ -209,6 +209,9 @@ impl Pager {
                 let Some(worker) = self.resume(space) else { return Ok(None) };
                 self.drop_guarded(space, &mut space.lock(), &worker, part);
             }
+            // From the end of one batch to the beginning of the next.
+            let worker = space.worker();
+            let _together = worker.as_ref().and_then(|worker| OneProcessor::with(worker.pid, &worker.processor));
             let mut at = part.start;
             while at < part.end {
                 // What would only be moved out to be put back stays where it is.
@@ -453,7 +456,7 @@ impl Pager {
 
     /// Sends a request to the worker, which has been recorded in the state, and applies the answer.
     pub(crate) fn talk(&self, space: &Space, worker: &Worker, words: &[u64]) -> Talk {
-        let _together = OneProcessor::with(worker.pid);
+        let _together = OneProcessor::with(worker.pid, &worker.processor);
         match worker.link.send(words, None) {
             Ok(()) => self.listen(space, worker, space.owner.patience()),
             Err(_) => self.lose_worker(space),

@@ -37,6 +37,7 @@ use crate::swapin::Readahead;
 use crate::sys::link::Link;
 use crate::sys::process::{Memory, Pagemap};
 use crate::sys::tether::Tether;
+use crate::sys::thread::Processor;
 use crate::sys::uffd::{FillError, Message, Uffd};
 use crate::table::{PageState, PageTable, STATE_BITS};
 use crate::visit::{self, Visit};
@@ -107,6 +108,8 @@ pub struct Worker {
     pub hello: Hello,
     /// Held so that the trash area stays watched.
     pub trash: Uffd,
+    /// Where it runs while it is talked with.
+    pub processor: Processor,
 }
 
 /// A worker that is let go is told so; one that hears nothing and finds its connection closed kills its program.

@@ -5,7 +5,9 @@
 
 #![allow(unsafe_code)]
 
+use std::cell::Cell;
 use std::io;
+use std::sync::atomic::{AtomicI32, Ordering::Relaxed};
 use std::time::Duration;
 
 /// `struct sched_attr` of linux/sched/types.h, in its first published size.
@@ -61,34 +63,102 @@ pub fn processor_time_of(process: i32) -> Option<Duration> {
 /// wake it takes longer than to switch, on a virtual machine by far: some 30 µs instead of 2.
 #[derive(Debug)]
 pub struct OneProcessor {
-    before: libc::cpu_set_t,
+    /// It is the outermost of the thread: the thread goes its own ways when it is dropped.
+    is_outermost: bool,
+}
+
+/// Where a process was put by [`OneProcessor::with`]. No harm is done if it is elsewhere by now.
+#[derive(Debug)]
+pub struct Processor(AtomicI32);
+
+impl Default for Processor {
+    fn default() -> Processor {
+        Processor(AtomicI32::new(-1))
+    }
+}
+
+thread_local! {
+    /// Where the thread may run, while it is kept on one processor.
+    static ALLOWED: Cell<Option<libc::cpu_set_t>> = const { Cell::new(None) };
 }
 
 impl OneProcessor {
-    /// Has `process` go on where the caller runs; None if that cannot be.
-    pub fn with(process: i32) -> Option<OneProcessor> {
-        // SAFETY: all zeros is an empty set; the sets live on this stack and their sizes are said.
-        unsafe {
-            let (mut before, mut here): (libc::cpu_set_t, libc::cpu_set_t) = std::mem::zeroed();
-            let size = size_of::<libc::cpu_set_t>();
-            let processor = usize::try_from(libc::sched_getcpu()).ok()?;
-            if processor >= libc::CPU_SETSIZE as usize {
-                return None;
-            }
-            libc::CPU_SET(processor, &mut here);
-            super::check(libc::sched_getaffinity(0, size, &raw mut before)).ok()?;
-            super::check(libc::sched_setaffinity(process, size, &raw const here)).ok()?;
-            super::check(libc::sched_setaffinity(0, size, &raw const here)).ok()?;
-            Some(OneProcessor { before })
+    /// Has `process` go on where the caller runs; None if that cannot be. A caller that is kept on a processor stays there.
+    pub fn with(process: i32, put: &Processor) -> Option<OneProcessor> {
+        let (number, here) = here()?;
+        if put.0.load(Relaxed) != number {
+            set_affinity(process, &here)?;
+            put.0.store(number, Relaxed);
         }
+        let is_outermost = ALLOWED.get().is_none();
+        if is_outermost {
+            let allowed = affinity()?;
+            set_affinity(0, &here)?;
+            ALLOWED.set(Some(allowed));
+        }
+        Some(OneProcessor { is_outermost })
     }
 }
 
 impl Drop for OneProcessor {
     fn drop(&mut self) {
-        // SAFETY: as above. It was allowed before.
-        unsafe { libc::sched_setaffinity(0, size_of::<libc::cpu_set_t>(), &raw const self.before) };
+        if let Some(allowed) = ALLOWED.get().filter(|_| self.is_outermost) {
+            // It was allowed before.
+            let _ = set_affinity(0, &allowed);
+            ALLOWED.set(None);
+        }
     }
+}
+
+/// A time in which a thread that is kept on one processor goes its own ways, as long as this lives: it has much to do alone.
+#[derive(Debug)]
+pub struct Apart(());
+
+impl Apart {
+    /// Lets the calling thread run wherever it may.
+    pub fn begin() -> Apart {
+        if let Some(allowed) = ALLOWED.get() {
+            let _ = set_affinity(0, &allowed);
+        }
+        Apart(())
+    }
+}
+
+impl Drop for Apart {
+    fn drop(&mut self) {
+        if ALLOWED.get().is_some()
+            && let Some((_, here)) = here()
+        {
+            let _ = set_affinity(0, &here);
+        }
+    }
+}
+
+/// Returns the number of the processor that the caller runs on, and the set of it alone.
+fn here() -> Option<(i32, libc::cpu_set_t)> {
+    // SAFETY: all zeros is an empty set; the number is within it.
+    unsafe {
+        let number = Some(libc::sched_getcpu()).filter(|number| (0..libc::CPU_SETSIZE).contains(number))?;
+        let mut set: libc::cpu_set_t = std::mem::zeroed();
+        libc::CPU_SET(number as usize, &mut set);
+        Some((number, set))
+    }
+}
+
+/// Returns where the calling thread may run.
+fn affinity() -> Option<libc::cpu_set_t> {
+    // SAFETY: all zeros is an empty set; it lives on this stack and its size is said.
+    unsafe {
+        let mut set: libc::cpu_set_t = std::mem::zeroed();
+        super::check(libc::sched_getaffinity(0, size_of::<libc::cpu_set_t>(), &raw mut set)).ok()?;
+        Some(set)
+    }
+}
+
+/// Sets where a process may run; 0 is the calling thread.
+fn set_affinity(process: i32, set: &libc::cpu_set_t) -> Option<()> {
+    // SAFETY: the set is ours and its size is said.
+    super::check(unsafe { libc::sched_setaffinity(process, size_of::<libc::cpu_set_t>(), set) }).ok().map(drop)
 }
 
 /// Asks for time slices of 0.1 ms for the calling thread. The scheduler (EEVDF, from Linux 6.12 on) runs a thread with shorter
@@ -126,6 +196,33 @@ pub fn is_own(id: i32) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_thread_kept_on_one_processor_may_run_elsewhere_afterwards_and_meanwhile() {
+        let process = std::process::Command::new("sleep").arg("60").spawn().map(|mut child| {
+            let (pid, put) = (child.id() as i32, Processor::default());
+            let count = || {
+                // SAFETY: a set as the kernel gives it.
+                affinity().map(|set| unsafe { libc::CPU_COUNT(&set) })
+            };
+            let before = count();
+            let outer = OneProcessor::with(pid, &put).expect("both are ours");
+            assert_eq!(count(), Some(1));
+            let inner = OneProcessor::with(pid, &put).expect("both are ours");
+            let apart = Apart::begin();
+            assert_eq!(count(), before);
+            drop(apart);
+            assert_eq!(count(), Some(1));
+            drop(inner);
+            assert_eq!(count(), Some(1), "the outermost counts");
+            drop(outer);
+            assert_eq!(count(), before);
+            drop(Apart::begin());
+            assert_eq!(count(), before, "it was not kept anywhere");
+            child.kill().and_then(|()| child.wait())
+        });
+        process.expect("sleep is there").expect("it ends");
+    }
 
     #[test]
     fn own_threads_are_told_from_others() {
