@@ -109,20 +109,26 @@ impl Zswap {
         recorded
     }
 
-    /// Loads the pages of several slots, as [`load`](Self::load) each of them; where each was. Panics unless there are as
-    /// many pages as slots, and a folio's number of them.
+    /// Loads the pages of several slots, as [`load`](Self::load) each of them; where each was. A number that is no power of two is
+    /// counted as the folios that make it up, the largest first; a single page that is left over is none. Panics unless there are
+    /// as many pages as slots, and no more than the largest folio has.
     ///
     /// # Errors
     /// That of the first page that could not be loaded; the content of `pages` is then undefined.
     pub fn load_folio(&self, slots: &[Slot], pages: &mut [Page]) -> Result<Vec<Origin>, LoadError> {
         assert_eq!(slots.len(), pages.len(), "a page for each slot");
-        let order = order(slots.len());
+        assert!((1..=1 << MAX_FOLIO_ORDER).contains(&slots.len()), "folios of {} pages", slots.len());
         let loaded = self.load_each(slots, pages);
-        self.count_folio(order, |counters| match &loaded {
-            Ok(origins) if origins.contains(&Origin::Disk) => counters.swpin += 1,
-            Ok(_) => counters.zswpin += 1,
-            Err(_) => counters.swpin_fallback += 1,
-        });
+        let mut folios = self.folios.lock();
+        for order in orders(slots.len()) {
+            let counters = &mut folios[order];
+            match &loaded {
+                Ok(origins) if origins.contains(&Origin::Disk) => counters.swpin += 1,
+                Ok(_) => counters.zswpin += 1,
+                Err(_) => counters.swpin_fallback += 1,
+            }
+        }
+        drop(folios);
         loaded
     }
 
@@ -152,6 +158,12 @@ impl Zswap {
     fn count_folio(&self, order: usize, count: impl FnOnce(&mut FolioCounters)) {
         count(&mut self.folios.lock()[order]);
     }
+}
+
+/// The orders of the folios that make up so many pages. One page is a folio only if it is all.
+fn orders(pages: usize) -> impl Iterator<Item = usize> {
+    let least = usize::from(pages > 1);
+    (least..=MAX_FOLIO_ORDER).rev().filter(move |order| pages >> order & 1 == 1)
 }
 
 fn order(pages: usize) -> usize {

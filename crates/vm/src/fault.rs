@@ -65,8 +65,11 @@ impl Pager {
                 self.rearm(space);
             }
             let mut done = !news && !pass.unsettled && pass.loads.is_empty();
-            self.spread(space, pass.ahead);
-            for load in pass.loads {
+            let few = pass.ahead.iter().map(|load| load.pages.len()).sum::<usize>() <= FEW;
+            if !few {
+                self.spread(space, std::mem::take(&mut pass.ahead));
+            }
+            for load in pass.loads.into_iter().chain(pass.ahead) {
                 self.finish_load(space, load);
             }
             while let Some((other, load)) = self.crew.take_load() {
@@ -710,9 +713,9 @@ fn neighbours(pages: &[(u64, Slot)]) -> usize {
     pages.windows(2).take_while(|pair| pair[0].0 + PAGE == pair[1].0).count() + 1
 }
 
-/// How many of the pages, from the first on, make the largest part: neighbours, a power of two.
+/// How many of the pages, from the first on, one thread loads at once: neighbours.
 fn part(pages: &[(u64, Slot)]) -> usize {
-    1 << neighbours(pages).min(PART).ilog2()
+    neighbours(pages).min(PART)
 }
 
 impl Load {
@@ -743,6 +746,9 @@ const ROUNDS: u32 = 4;
 
 /// How often the layout is waited for before the thread turns to other address spaces: some 10 ms.
 const MOST_WAITS: u32 = 60;
+
+/// So few pages ahead are loaded by the thread that heard of the fault: to hand them on would take longer.
+const FEW: usize = 32;
 
 /// How many faults one thread loads for before it looks again who else waits.
 const MOST_LOADS: usize = 16;

@@ -97,6 +97,19 @@ fn load(zswap: &Zswap, slots: &[Slot]) -> (Vec<Page>, Vec<Origin>) {
     (pages, origins)
 }
 
+#[test]
+fn pages_that_are_no_folio_are_counted_as_those_that_make_them_up() {
+    let (zswap, _) = zswap(ROOMY, true);
+    let pages = folio(21);
+    let slots: Vec<Slot> = pages.iter().map(|page| zswap.swap_out(page, Home::ROOT).unwrap()).collect();
+    assert!(load(&zswap, &slots).0 == pages);
+    let loaded: Vec<usize> = (0..=MAX_FOLIO_ORDER).filter(|&order| zswap.folio_counters(order).zswpin == 1).collect();
+    assert_eq!(loaded, [2, 4], "and the last page is none");
+    assert!(load(&zswap, &slots[..1]).0 == pages[..1]);
+    assert_eq!(zswap.folio_counters(0).zswpin, 1);
+    zswap.check_valid();
+}
+
 // "Large folios load whole"; "Per folio size": zswpout, zswpin
 #[test]
 fn folios_of_every_order_leave_and_come_back() {
