@@ -719,11 +719,15 @@ impl Sessions {
     /// One call looks at some of them, and the next at the next: who has ended is heard of anyway.
     pub fn sweep(&self) {
         const SOME: usize = 16;
-        let mut all = self.all();
-        all.sort_unstable_by_key(|session| session.id);
-        let start = all.partition_point(|session| session.id <= self.swept.load(Relaxed));
-        let (next, rest) = all[start..].split_at(SOME.min(all.len() - start));
-        self.swept.store(next.last().filter(|_| !rest.is_empty()).map_or(0, |last| last.id), Relaxed);
+        let swept = self.swept.load(Relaxed);
+        let next: Vec<Arc<Session>> = {
+            let list = self.list.read();
+            let mut next: Vec<&Arc<Session>> = list.by_pid.values().filter(|session| session.id > swept).collect();
+            let last =
+                (next.len() > SOME).then(|| next.select_nth_unstable_by_key(SOME - 1, |session| session.id).1.id);
+            self.swept.store(last.unwrap_or(0), Relaxed);
+            next.into_iter().take(SOME).cloned().collect()
+        };
         for session in next.iter().filter(|session| !session.space.is_shunned()) {
             let _visit = session.space.visit();
             if !session.is_current() {

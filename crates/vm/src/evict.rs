@@ -7,7 +7,7 @@
 
 use std::io;
 use std::sync::Arc;
-use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::Ordering::{Relaxed, Release};
 use std::time::{Duration, Instant};
 
 use uzswap_engine::{PAGE_SIZE, Slot};
@@ -487,6 +487,7 @@ impl Pager {
         // Pages may be on their way that pass for untouched: nothing is filled any more, whatever becomes of the kill.
         state.gone |= matches!(state.request.take(), Some(Request::Evict { .. }));
         state.worker = None;
+        self.some_are_alone.store(true, Release);
     }
 
     pub(crate) fn listen(&self, space: &Space, worker: &Worker, patience: Duration) -> Talk {

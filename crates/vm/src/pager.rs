@@ -19,7 +19,7 @@ use std::collections::HashMap;
 use std::io;
 use std::os::fd::AsRawFd;
 use std::sync::Arc;
-use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize};
 
 use parking_lot::Mutex;
@@ -133,6 +133,8 @@ pub struct Pager {
     capacity: AtomicUsize,
     /// A worker was silent when it was last asked.
     pub(crate) some_are_late: AtomicBool,
+    /// An address space may have no worker: it can be forgotten once no process uses it.
+    pub(crate) some_are_alone: AtomicBool,
 }
 
 #[derive(Default)]
@@ -154,7 +156,8 @@ impl Pager {
     pub fn new(engine: Arc<Zswap>, host: Arc<dyn Host>, swapin: Swapin) -> io::Result<Pager> {
         let epoll = Epoll::new()?;
         let several_nodes = process::memory_nodes() > 1;
-        let (evicting, some_are_late) = (AtomicBool::new(true), AtomicBool::new(false));
+        let evicting = AtomicBool::new(true);
+        let (some_are_late, some_are_alone) = Default::default();
         let (crew, folios) = (Crew::default(), Folios::new(swapin));
         Ok(Pager {
             engine,
@@ -170,6 +173,7 @@ impl Pager {
             evicting,
             capacity: AtomicUsize::new(usize::MAX),
             some_are_late,
+            some_are_alone,
         })
     }
 
@@ -219,6 +223,7 @@ impl Pager {
         let added = self.epoll.add(space.as_raw_fd(), space.id);
         space.lock().gone |= added.is_err();
         registry.spaces.insert(space.id, space.clone());
+        self.some_are_alone.store(true, Release);
         added.map(|()| space)
     }
 
@@ -358,6 +363,7 @@ impl Pager {
     pub fn reopen(&self) {
         self.open_spaces().iter().for_each(|space| self.rearm(space));
         self.some_are_late.store(true, Relaxed);
+        self.some_are_alone.store(true, Release);
         self.crew.call();
     }
 
@@ -380,6 +386,9 @@ impl Pager {
     ///
     /// A userfaultfd is closed only then: were it closed earlier, evicted pages would read as zeros.
     pub fn reap(&self) -> bool {
+        if !self.some_are_alone.swap(false, Acquire) {
+            return false;
+        }
         let (mut dead, mut more) = (Vec::new(), false);
         for space in self.open_spaces() {
             let _visit = space.visit();
@@ -402,6 +411,7 @@ impl Pager {
             }
         }
         self.forget(&dead);
+        self.some_are_alone.fetch_or(more, Relaxed);
         more
     }
 

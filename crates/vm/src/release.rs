@@ -3,7 +3,7 @@
 //! When nothing is evicted from anybody and nobody may evict, the userfaultfds can be closed: whatever is missing from then on has
 //! never been touched, or was discarded, and reads as zeros by rights.
 
-use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::Ordering::{Relaxed, Release};
 use std::time::{Duration, Instant};
 
 use uzswap_engine::{PAGE_SIZE, Slot};
@@ -144,5 +144,6 @@ impl Pager {
                 let _ = worker.link.send(&[kind::RELEASE], None);
             }
         }
+        self.some_are_alone.store(true, Release);
     }
 }
