@@ -27,7 +27,7 @@ const FIRST_PATIENCE: Duration = Duration::from_millis(300);
 pub const PAUSE: Duration = Duration::from_millis(2);
 
 /// The most time that one search may take.
-const MOST_PATIENCE: Duration = Duration::from_millis(1200);
+const MOST_PATIENCE: Duration = Duration::from_millis(2400);
 
 /// How to kill.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -41,8 +41,8 @@ pub enum Manner {
 
 /// A job that is to be killed, or all jobs of a name.
 pub struct Order {
-    /// The user of the job, where that matters.
-    pub user: u32,
+    /// The user whose searches wait, if they have taken much; `None` for one that does not wait.
+    pub user: Option<u32>,
     manner: Manner,
     /// What the variable [`ENV_JOB`] of their processes begins with.
     secret: Vec<u8>,
@@ -50,7 +50,10 @@ pub struct Order {
     /// When such a process has ended, its number may come to be another's.
     known: Vec<(i32, PidFd)>,
     spared: Vec<i32>,
+    /// The programs by their workers.
+    workers: Option<HashMap<i32, i32>>,
     begun: Instant,
+    paused: Option<Instant>,
     patience: Duration,
     killed: HashSet<i32>,
     /// Dropped when the job is dead: what waits for that notices.
@@ -69,13 +72,15 @@ impl Order {
         let known = known.iter().filter_map(|&pid| Some((pid, PidFd::open(pid).ok()?))).collect();
         let (begun, patience, spared) = (Instant::now(), FIRST_PATIENCE, spared.to_vec());
         Order {
-            user: 0,
+            user: None,
             manner,
             secret,
             front,
             known,
             spared,
+            workers: None,
             begun,
+            paused: None,
             patience,
             killed: HashSet::new(),
             held: Vec::new(),
@@ -84,7 +89,23 @@ impl Order {
 
     /// Says which user's job it is.
     pub fn of_user(self, user: u32) -> Order {
-        Order { user, ..self }
+        Order { user: Some(user), ..self }
+    }
+
+    /// Says which processes are programs, each with its worker. Without this, workers are found by a call that a process can hold up.
+    pub fn with_workers(self, workers: &[(i32, i32)]) -> Order {
+        Order { workers: Some(workers.iter().map(|(program, worker)| (*worker, *program)).collect()), ..self }
+    }
+
+    /// Notes that nothing is done about it from now on.
+    pub fn pause(&mut self, now: Instant) {
+        self.paused = Some(now);
+    }
+
+    /// Notes that it goes on: the time since the pause does not count.
+    pub fn go_on(&mut self, now: Instant) {
+        let since = self.paused.take().map_or(Duration::ZERO, |paused| now.saturating_duration_since(paused));
+        self.begun += since;
     }
 
     /// Keeps `thing` until the job is dead.
@@ -100,7 +121,10 @@ impl Order {
 
     /// Takes over what a later order for the same job says.
     pub fn merge(&mut self, later: Order) {
-        self.manner = later.manner;
+        (self.manner, self.begun) = (later.manner, later.begun);
+        if let (Some(workers), Some(more)) = (&mut self.workers, later.workers) {
+            workers.extend(more);
+        }
         let is_new = |(pid, handle): &(i32, PidFd)| {
             let is_same = |(other, known): &(i32, PidFd)| other == pid && !known.has_ended();
             !handle.has_ended() && !self.known.iter().any(is_same)
@@ -121,16 +145,27 @@ impl Order {
     fn stop(&mut self, members: &HashSet<i32>) {
         if self.manner == Manner::StopFirst {
             // The worker of a dead program ends by itself, but not while it is stopped, should we die before the next signal.
-            let programs = alive(members, &self.spared).into_iter().filter(|pid| !is_called_worker(*pid));
+            let programs = self.alive(members).into_iter().filter(|pid| !is_called_worker(*pid));
             self.killed.extend(programs.filter(|&pid| job::kill(pid, libc::SIGSTOP).is_ok()));
         }
     }
 
     /// Kills `members`; returns whether all were dead before.
     fn kill(&mut self, members: &HashSet<i32>) -> bool {
-        let alive = alive(members, &self.spared);
+        let alive = self.alive(members);
         self.killed.extend(alive.iter().filter(|&&pid| job::kill(pid, libc::SIGKILL).is_ok()));
         alive.is_empty()
+    }
+
+    /// Those of `members` that are to be killed. A worker is the last to guard its program, should we die in the middle of this. It ends
+    /// by itself.
+    fn alive(&self, members: &HashSet<i32>) -> Vec<i32> {
+        let shares = |pid: i32, other: i32| !is_called_worker(other) && share_memory(pid, other).unwrap_or(false);
+        let is_worker = |pid: i32| match &self.workers {
+            Some(workers) => workers.get(&pid).is_some_and(|program| members.contains(program)),
+            None => is_called_worker(pid) && members.iter().any(|&other| shares(pid, other)),
+        };
+        members.iter().copied().filter(|&pid| !self.spared.contains(&pid) && !is_worker(pid)).collect()
     }
 }
 
@@ -177,13 +212,6 @@ pub fn pass(orders: &mut Vec<Order>) -> usize {
         !is_over
     });
     killed
-}
-
-/// Those of `members` that are to be killed. A worker is the last to guard its program, should we die in the middle of this. It ends by itself.
-fn alive(members: &HashSet<i32>, spared: &[i32]) -> Vec<i32> {
-    let guards = |pid: i32, other: i32| !is_called_worker(other) && share_memory(pid, other).unwrap_or(false);
-    let is_worker = |pid: i32| is_called_worker(pid) && members.iter().any(|&other| guards(pid, other));
-    members.iter().copied().filter(|&pid| !spared.contains(&pid) && !is_worker(pid)).collect()
 }
 
 /// Returns the processes that trace `pid` or one of its threads, other than this one.

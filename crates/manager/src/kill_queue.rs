@@ -3,8 +3,9 @@
 //! A search reads `/proc` of every process of the machine, and a client can have a job killed as often as it likes: it joins, and hangs up.
 //! 1. Jobs that wait to be killed are killed together: a search takes as long for many as for one.
 //! 2. Orders for the same job are merged.
-//! 3. Once searches for the jobs of a user have taken [`BURST`], they take one [`SHARE`]th of the time of a processor, and the user's other
-//!    jobs wait. The first jobs of other users do not.
+//! 3. Once searches for the jobs of a user have taken [`BURST`] of a processor's time, they take one [`SHARE`]th of it, and the user's other
+//!    jobs wait. The first jobs of other users do not, nor does what an operator kills.
+//! 4. The thread makes no call that a process can hold up: it knows the workers, and does not ask the kernel whose memory they have.
 //!
 //! Before, a user who joined and hung up in a loop had the manager take three quarters of two processors.
 
@@ -14,16 +15,20 @@ use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex};
 use uzswap_vm::log::log;
+use uzswap_vm::sys::thread;
 
 use crate::executioner::{self, Order};
 
-/// How much time searches for a user may take at once.
+/// How much time of a processor searches for a user may take at once.
 const BURST: Duration = Duration::from_millis(200);
 
 /// The part of the time that they take otherwise.
 const SHARE: u32 = 10;
 
-static QUEUE: Mutex<Queue> = Mutex::new(Queue { orders: Vec::new(), has_thread: false, debts: BTreeMap::new() });
+/// How long the queue may take to be empty when the manager ends.
+const LAST_PATIENCE: Duration = Duration::from_secs(3);
+
+static QUEUE: Mutex<Queue> = Mutex::new(Queue::new());
 static MORE: Condvar = Condvar::new();
 
 struct Queue {
@@ -31,30 +36,45 @@ struct Queue {
     has_thread: bool,
     /// By user.
     debts: BTreeMap<u32, Debt>,
+    /// The manager ends: nothing waits.
+    ends: bool,
 }
 
 impl Queue {
-    fn add(&mut self, order: Order) {
+    const fn new() -> Queue {
+        Queue { orders: Vec::new(), has_thread: false, debts: BTreeMap::new(), ends: false }
+    }
+
+    fn add(&mut self, mut order: Order, now: Instant) {
+        order.pause(now);
         match self.orders.iter_mut().find(|other| other.is_like(&order)) {
             Some(other) => other.merge(order),
             None => self.orders.push(order),
         }
     }
 
-    /// Returns how long the jobs of a user wait.
-    fn wait(&self, user: u32, now: Instant) -> Duration {
-        self.debts.get(&user).map_or(Duration::ZERO, |debt| debt.wait(now))
+    /// Puts an order back that is not done, and merges with it what has come since.
+    fn put_back(&mut self, mut order: Order, now: Instant) {
+        order.pause(now);
+        if let Some(index) = self.orders.iter().position(|other| other.is_like(&order)) {
+            order.merge(self.orders.swap_remove(index));
+        }
+        self.orders.push(order);
+    }
+
+    /// Returns how long an order waits.
+    fn wait(&self, order: &Order, now: Instant) -> Duration {
+        let debt = order.user.filter(|_| !self.ends).and_then(|user| self.debts.get(&user));
+        debt.map_or(Duration::ZERO, |debt| debt.wait(now))
     }
 
     /// Takes the orders that need not wait.
     fn take(&mut self, now: Instant) -> Vec<Order> {
-        let (due, waiting) = self
-            .orders
-            .drain(..)
-            .collect::<Vec<_>>()
-            .into_iter()
-            .partition(|order: &Order| self.debts.get(&order.user).is_none_or(|debt| debt.wait(now).is_zero()));
+        let orders = std::mem::take(&mut self.orders);
+        let (mut due, waiting): (Vec<Order>, Vec<Order>) =
+            orders.into_iter().partition(|order| self.wait(order, now).is_zero());
         self.orders = waiting;
+        due.iter_mut().for_each(|order| order.go_on(now));
         due
     }
 
@@ -87,8 +107,8 @@ impl Debt {
 /// Has a job killed soon, by a thread of this module.
 pub fn add(order: Order) {
     let mut queue = QUEUE.lock();
-    queue.add(order);
-    MORE.notify_one();
+    queue.add(order, Instant::now());
+    MORE.notify_all();
     if !queue.has_thread {
         queue.has_thread = std::thread::Builder::new().name("kill".to_owned()).spawn(work).is_ok();
         if !queue.has_thread {
@@ -109,26 +129,39 @@ pub fn kill(orders: Vec<Order>) {
     let _ = dead.recv();
 }
 
+/// Has all that waits killed at once, and waits for that, but not for long: the manager ends.
+pub fn finish() {
+    let (mut queue, end) = (QUEUE.lock(), Instant::now() + LAST_PATIENCE);
+    queue.ends = true;
+    MORE.notify_all();
+    while queue.has_thread && !MORE.wait_until(&mut queue, end).timed_out() {}
+    queue.ends = false;
+}
+
 fn work() {
     let mut queue = QUEUE.lock();
     while !queue.orders.is_empty() {
         let begun = Instant::now();
         let mut due = queue.take(begun);
         if due.is_empty() {
-            let wait = queue.orders.iter().map(|order| queue.wait(order.user, begun)).min().unwrap_or_default();
+            let wait = queue.orders.iter().map(|order| queue.wait(order, begun)).min().unwrap_or_default();
             MORE.wait_for(&mut queue, wait);
             continue;
         }
         drop(queue);
-        let users = due.iter().map(|order| order.user).collect();
+        let users = due.iter().filter_map(|order| order.user).collect();
+        let before = thread::processor_time();
         executioner::pass(&mut due);
+        // The thread that reads the environments takes half as much.
+        let took = thread::processor_time().saturating_sub(before) * 3 / 2;
         std::thread::sleep(executioner::PAUSE);
         queue = QUEUE.lock();
         let now = Instant::now();
-        queue.charge(&users, now - begun, now);
-        due.into_iter().for_each(|order| queue.add(order));
+        queue.charge(&users, took, now);
+        due.into_iter().for_each(|order| queue.put_back(order, now));
     }
     queue.has_thread = false;
+    MORE.notify_all();
 }
 
 #[cfg(test)]
@@ -144,31 +177,38 @@ mod tests {
 
     #[test]
     fn searches_for_a_user_take_a_part_of_the_time_and_others_do_not_wait() {
-        let mut queue = Queue { orders: Vec::new(), has_thread: false, debts: BTreeMap::new() };
-        let (start, took) = (Instant::now(), BURST / 10);
+        let (mut queue, start, took) = (Queue::new(), Instant::now(), BURST / 10);
         let (mut now, mut searched) = (start, Duration::ZERO);
         for number in 0..100 {
             now += took;
             queue.charge(&BTreeSet::from([1]), took, now);
-            let wait = queue.wait(1, now);
+            let wait = queue.wait(&order(1, 11), now);
             assert!(number >= 10 || wait.is_zero(), "{number}: {wait:?}");
-            assert!(queue.wait(2, now).is_zero());
+            assert!(queue.wait(&order(2, 12), now).is_zero());
             (now, searched) = (now + wait, searched + took);
         }
         assert!(searched <= BURST + (now - start) / SHARE + took, "{searched:?} in {:?}", now - start);
         queue.charge(&BTreeSet::from([1]), BURST * 2, now);
-        [(1, 11), (2, 12), (1, 13)].into_iter().for_each(|(user, token)| queue.add(order(user, token)));
-        assert!(queue.take(now).iter().map(|order| order.user).eq([2]));
+        [(1, 11), (2, 12), (1, 13)].into_iter().for_each(|(user, token)| queue.add(order(user, token), now));
+        assert!(queue.take(now).iter().map(|order| order.user).eq([Some(2)]));
         assert_eq!((queue.take(now).len(), queue.orders.len()), (0, 2));
-        assert_eq!(queue.take(now + BURST * 3 * SHARE).len(), 2, "all is made up for");
+        let mut operators = order(1, 14);
+        operators.user = None;
+        queue.add(operators, now);
+        assert_eq!((queue.take(now).len(), queue.orders.len()), (1, 2), "an operator's does not wait");
+        queue.ends = true;
+        assert_eq!(queue.take(now).len(), 2, "nothing waits at the end");
     }
 
     #[test]
     fn orders_for_a_job_are_one_and_what_they_hold_is_dropped_with_it() {
-        let mut queue = Queue { orders: Vec::new(), has_thread: false, debts: BTreeMap::new() };
+        let (mut queue, now) = (Queue::new(), Instant::now());
         let (held, dead) = mpsc::channel::<()>();
-        queue.add(order(1, 11).hold(held.clone()));
-        queue.add(order(1, 11).hold(held));
+        queue.add(order(1, 11).hold(held.clone()), now);
+        queue.add(order(1, 11).hold(held.clone()), now);
+        let taken = queue.take(now).pop().expect("one for both");
+        queue.add(order(1, 11).hold(held), now);
+        queue.put_back(taken, now);
         assert_eq!((queue.orders.len(), dead.try_recv()), (1, Err(mpsc::TryRecvError::Empty)));
         queue.orders.clear();
         assert_eq!(dead.try_recv(), Err(mpsc::TryRecvError::Disconnected));

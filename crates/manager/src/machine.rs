@@ -305,7 +305,8 @@ impl Machine for JobMachine {
             let known: Vec<i32> =
                 sessions.iter().filter(|session| !session.pidfd.has_ended()).map(|session| session.pid).collect();
             let spared = [std::process::id() as i32];
-            orders.push(Order::new(Manner::AtOnce, tenant.job, None, &known, &spared).of_user(tenant.uid));
+            let order = Order::new(Manner::AtOnce, tenant.job, None, &known, &spared);
+            orders.push(order.with_workers(&self.sessions.workers_of(tenant.job)));
         }
         kill_queue::kill(orders);
         let started = Instant::now();

@@ -536,7 +536,8 @@ impl Manager {
         log(&format!("uzswap: error: `uzswap run --connect` ({front}) was killed; its job is killed"));
         let spared = [std::process::id() as i32, self.front_pid];
         let order = Order::new(Manner::StopFirst, tenant.job, None, &self.sessions.pids_of(tenant.job), &spared);
-        kill_queue::add(order.of_user(tenant.uid).hold(self.kills.take(tenant.uid)));
+        let order = order.of_user(tenant.uid).with_workers(&self.sessions.workers_of(tenant.job));
+        kill_queue::add(order.hold(self.kills.take(tenant.uid)));
     }
 
     /// The front is dead, and with it whoever would guard the jobs: they end here.
@@ -547,8 +548,12 @@ impl Manager {
         let own = std::process::id() as i32;
         // A daemon's jobs have fronts of their own.
         let manner = if self.joining.is_some() { Manner::AtOnce } else { Manner::StopFirst };
-        let order = |job: Job| Order::new(manner, job, None, &self.sessions.pids_of(job), &[own]);
+        let order = |job: Job| {
+            let order = Order::new(manner, job, None, &self.sessions.pids_of(job), &[own]);
+            order.with_workers(&self.sessions.workers_of(job))
+        };
         executioner::kill(self.jobs.all().iter().map(|tenant| order(tenant.job)).collect());
+        kill_queue::finish();
         match self.joining {
             None => log("uzswap: error: `uzswap run` was killed; killed its job"),
             Some(_) => log("uzswap: error: `uzswap daemon` was killed; killed its jobs"),
@@ -574,6 +579,8 @@ impl Manager {
     /// Ends a daemon: its jobs get back everything and run on without it. False, and all is as it was, if that cannot be.
     fn retire(&mut self) -> bool {
         let door = self.door.clone();
+        // They are listed no longer.
+        kill_queue::finish();
         // Nobody changes anything meanwhile.
         let _quiet = door.as_ref().map(|door| door.keep_quiet());
         if let Err(why) = retire::bring_back(&self.pager, &self.groups, &self.engine) {

@@ -424,6 +424,13 @@ impl Sessions {
         self.of_job(job).iter().filter(|session| !session.pidfd.has_ended()).map(|session| session.pid).collect()
     }
 
+    /// Returns the living processes of a job that have a session, each with its worker.
+    pub fn workers_of(&self, job: Job) -> Vec<(i32, i32)> {
+        let sessions = self.of_job(job);
+        let living = sessions.iter().filter(|session| !session.pidfd.has_ended());
+        living.map(|session| (session.pid, session.worker_pid)).collect()
+    }
+
     /// Returns the session of process `pid`.
     pub fn of_pid(&self, pid: i32) -> Option<Arc<Session>> {
         self.list.read().by_pid.get(&pid).cloned()

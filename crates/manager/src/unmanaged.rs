@@ -235,7 +235,9 @@ pub fn report(tenant: &Tenant, process: Option<&PidFd>, why: &str, guard: i32) {
         // With all others, so that none of them sees it die and does something about it.
         let known: Vec<i32> = process.and_then(PidFd::pid).into_iter().collect();
         let spared = [std::process::id() as i32, guard];
-        kill_queue::add(Order::new(Manner::AtOnce, tenant.job, None, &known, &spared).of_user(tenant.uid));
+        // Its workers need not outlive their programs: this process, the manager, goes on.
+        let order = Order::new(Manner::AtOnce, tenant.job, None, &known, &spared).with_workers(&[]);
+        kill_queue::add(order.of_user(tenant.uid));
     } else if is_first {
         tenant.tell(&format!("warning: {name} runs unmanaged: {why}; `uzswap doctor` may tell how to mend it"));
     }

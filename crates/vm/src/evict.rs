@@ -487,7 +487,7 @@ impl Pager {
         // Pages may be on their way that pass for untouched: nothing is filled any more, whatever becomes of the kill.
         state.gone |= matches!(state.request.take(), Some(Request::Evict { .. }));
         state.worker = None;
-        self.some_are_alone.store(true, Release);
+        self.left_alone.fetch_add(1, Release);
     }
 
     pub(crate) fn listen(&self, space: &Space, worker: &Worker, patience: Duration) -> Talk {

@@ -69,9 +69,15 @@ impl Pager {
             if !few {
                 self.spread(space, std::mem::take(&mut pass.ahead));
             }
-            for load in pass.loads.into_iter().chain(pass.ahead) {
+            for load in pass.loads {
                 self.finish_load(space, load);
             }
+            let mut ahead = pass.ahead.into_iter();
+            // A thread of the program that waits for a page comes first.
+            while !ahead.as_slice().is_empty() && !space.uffd.is_readable() {
+                ahead.next().into_iter().for_each(|load| self.finish_load(space, load));
+            }
+            self.spread(space, ahead.collect());
             while let Some((other, load)) = self.crew.take_load() {
                 self.finish_taken(&other, load);
                 done = false;

@@ -38,7 +38,7 @@ use crate::sys::epoll::{Epoll, Ready};
 use crate::sys::process;
 use crate::sys::uffd::{FillError, MAIN_FEATURES, MOVE, Message, Probe, Uffd};
 use crate::user_queue::UserQueue;
-use crate::visit;
+use crate::visit::{self, Visit};
 use crate::{PAGE, layout, watched};
 
 /// Why a user's process is not taken under management.
@@ -133,8 +133,10 @@ pub struct Pager {
     capacity: AtomicUsize,
     /// A worker was silent when it was last asked.
     pub(crate) some_are_late: AtomicBool,
-    /// An address space may have no worker: it can be forgotten once no process uses it.
-    pub(crate) some_are_alone: AtomicBool,
+    /// How often an address space may have come to have no worker: it can be forgotten once no process uses it.
+    pub(crate) left_alone: AtomicU64,
+    /// What that was when all were last looked at, and none was left to be looked at again.
+    looked_at: AtomicU64,
 }
 
 #[derive(Default)]
@@ -157,7 +159,7 @@ impl Pager {
         let epoll = Epoll::new()?;
         let several_nodes = process::memory_nodes() > 1;
         let evicting = AtomicBool::new(true);
-        let (some_are_late, some_are_alone) = Default::default();
+        let (some_are_late, left_alone, looked_at) = Default::default();
         let (crew, folios) = (Crew::default(), Folios::new(swapin));
         Ok(Pager {
             engine,
@@ -173,7 +175,8 @@ impl Pager {
             evicting,
             capacity: AtomicUsize::new(usize::MAX),
             some_are_late,
-            some_are_alone,
+            left_alone,
+            looked_at,
         })
     }
 
@@ -223,7 +226,7 @@ impl Pager {
         let added = self.epoll.add(space.as_raw_fd(), space.id);
         space.lock().gone |= added.is_err();
         registry.spaces.insert(space.id, space.clone());
-        self.some_are_alone.store(true, Release);
+        self.left_alone.fetch_add(1, Release);
         added.map(|()| space)
     }
 
@@ -238,22 +241,19 @@ impl Pager {
         account: Arc<dyn Account>,
         owner: Arc<Owner>,
     ) -> io::Result<Arc<Space>> {
+        let _visit = Visit::of_process(worker.program, &owner);
         if !self.has_room(&owner) {
             return Err(io::Error::other(NO_ROOM));
         }
         uffd.handshake(MAIN_FEATURES)?;
+        prove(&uffd, &worker)?;
         let space = self.register(uffd, State::default(), account, owner)?;
-        let _visit = space.visit();
-        let worker = Arc::new(worker);
-        space.note_areas_of(&worker);
-        if let Err(error) = prove(&space.uffd, &worker) {
-            self.forget(&[space.id]);
-            return Err(error);
+        {
+            let (mut state, worker) = (space.lock(), Arc::new(worker));
+            space.note_areas_of(&worker);
+            state.program = Some(worker.program);
+            state.worker = Some(worker);
         }
-        let mut state = space.lock();
-        state.program = Some(worker.program);
-        state.worker = Some(worker);
-        drop(state);
         Ok(space)
     }
 
@@ -302,6 +302,8 @@ impl Pager {
                 self.registry.lock().children.remove(&nonce);
             }
             state.program = Some(worker.program);
+            // Another may have claimed it in vain meanwhile.
+            space.note_areas_of(&worker);
             state.worker = Some(worker.clone());
             state.table.iter().next().is_some()
         };
@@ -363,7 +365,7 @@ impl Pager {
     pub fn reopen(&self) {
         self.open_spaces().iter().for_each(|space| self.rearm(space));
         self.some_are_late.store(true, Relaxed);
-        self.some_are_alone.store(true, Release);
+        self.left_alone.fetch_add(1, Release);
         self.crew.call();
     }
 
@@ -386,7 +388,8 @@ impl Pager {
     ///
     /// A userfaultfd is closed only then: were it closed earlier, evicted pages would read as zeros.
     pub fn reap(&self) -> bool {
-        if !self.some_are_alone.swap(false, Acquire) {
+        let left_alone = self.left_alone.load(Acquire);
+        if self.looked_at.load(Relaxed) == left_alone {
             return false;
         }
         let (mut dead, mut more) = (Vec::new(), false);
@@ -411,7 +414,10 @@ impl Pager {
             }
         }
         self.forget(&dead);
-        self.some_are_alone.fetch_or(more, Relaxed);
+        if !more {
+            // Not before: another thread may have to look, if this one is stuck.
+            self.looked_at.store(left_alone, Relaxed);
+        }
         more
     }
 

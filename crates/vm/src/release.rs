@@ -144,6 +144,6 @@ impl Pager {
                 let _ = worker.link.send(&[kind::RELEASE], None);
             }
         }
-        self.some_are_alone.store(true, Release);
+        self.left_alone.fetch_add(1, Release);
     }
 }

@@ -339,11 +339,10 @@ impl Space {
     pub fn deny_areas(&self) {
         let Some(worker) = self.areas_of.lock().upgrade() else { return };
         let hello = &worker.hello;
-        // What is present stays.
-        let has_memory = |uffd: &Uffd, page| uffd.poison(page) != Err(FillError::Gone);
-        let mut staging = (hello.staging..=hello.staging_proof()).step_by(PAGE as usize);
-        if staging.all(|page| has_memory(&self.uffd, page)) {
-            has_memory(&worker.trash, hello.trash_proof());
+        // A claim that is not proven may have given one in the place of the other. What is present stays.
+        for uffd in [&self.uffd, &worker.trash] {
+            let staging = (hello.staging..=hello.staging_proof()).step_by(PAGE as usize);
+            staging.chain([hello.trash_proof()]).all(|page| uffd.poison(page) != Err(FillError::Gone));
         }
     }
 
