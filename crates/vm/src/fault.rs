@@ -65,8 +65,8 @@ impl Pager {
                 self.rearm(space);
             }
             let mut done = !news && !pass.unsettled && pass.loads.is_empty();
-            let few = pass.ahead.iter().map(|load| load.pages.len()).sum::<usize>() <= FEW;
-            if !few {
+            let pages = pass.ahead.iter().map(|load| load.pages.len()).sum::<usize>();
+            if pages > FEW || pages > 0 && !self.has_others_ready() {
                 self.spread(space, std::mem::take(&mut pass.ahead));
             }
             for load in pass.loads {
@@ -753,7 +753,8 @@ const ROUNDS: u32 = 4;
 /// How often the layout is waited for before the thread turns to other address spaces: some 10 ms.
 const MOST_WAITS: u32 = 60;
 
-/// So few pages ahead are loaded by the thread that heard of the fault: to hand them on would take longer.
+/// So few pages ahead are loaded by the thread that heard of the fault while other address spaces have faults, too: there is no
+/// processor left for the crew, and to hand them on would take longer.
 const FEW: usize = 32;
 
 /// How many faults one thread loads for before it looks again who else waits.

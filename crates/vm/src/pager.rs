@@ -360,6 +360,11 @@ impl Pager {
         Ok(())
     }
 
+    /// Returns whether address spaces that no thread serves have something to say.
+    pub(crate) fn has_others_ready(&self) -> bool {
+        self.epoll.is_ready()
+    }
+
     /// Has all address spaces that may be visited again reported, and loads for them taken. To be called when a thread that was stuck has
     /// gone on.
     pub fn reopen(&self) {
