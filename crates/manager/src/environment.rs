@@ -74,8 +74,11 @@ impl Wanted {
         let entries = environment.split(|&byte| byte == 0).filter_map(|entry| entry.strip_prefix(&self.name[..]));
         let mut numbers = Vec::new();
         for entry in entries {
-            let starts = |number: &usize| entry.starts_with(&self.values[*number]) && !numbers.contains(number);
-            numbers.extend((0..self.values.len()).filter(starts).collect::<Vec<_>>());
+            for (number, value) in self.values.iter().enumerate() {
+                if entry.starts_with(value) && !numbers.contains(&number) {
+                    numbers.push(number);
+                }
+            }
         }
         numbers
     }

@@ -87,12 +87,12 @@ impl Order {
         }
     }
 
-    /// Says which user's job it is.
+    /// Sets the user of the job, whose searches may have to wait.
     pub fn of_user(self, user: u32) -> Order {
         Order { user: Some(user), ..self }
     }
 
-    /// Says which processes are programs, each with its worker. Without this, workers are found by a call that a process can hold up.
+    /// Sets which processes are programs, each with its worker. Without this, workers are found by a call that a process can hold up.
     pub fn with_workers(self, workers: &[(i32, i32)]) -> Order {
         Order { workers: Some(workers.iter().map(|(program, worker)| (*worker, *program)).collect()), ..self }
     }
@@ -157,7 +157,7 @@ impl Order {
         alive.is_empty()
     }
 
-    /// Those of `members` that are to be killed. A worker is the last to guard its program, should we die in the middle of this. It ends
+    /// Returns those of `members` that are to be killed. A worker is the last to guard its program, should we die in the middle of this. It ends
     /// by itself.
     fn alive(&self, members: &HashSet<i32>) -> Vec<i32> {
         let shares = |pid: i32, other: i32| !is_called_worker(other) && share_memory(pid, other).unwrap_or(false);

@@ -7,7 +7,8 @@
 //!    jobs wait. The first jobs of other users do not, nor does what an operator kills.
 //! 4. The thread makes no call that a process can hold up: it knows the workers, and does not ask the kernel whose memory they have.
 //!
-//! Before, a user who joined and hung up in a loop had the manager take three quarters of two processors.
+//! With a thread and searches for each job, a client that joined and hung up in a loop had the manager take three quarters of two
+//! processors.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::mpsc;

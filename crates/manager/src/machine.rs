@@ -14,7 +14,7 @@ use uzswap_vm::sys::process::memory_nodes;
 use crate::agent_file::PREFIX as AGENT_PREFIX;
 use crate::charge::{Charge, EXHAUSTED_PAUSE, Events};
 use crate::control::{Error, Figures, GroupId, Limit, Machine, Parameter, Parameters};
-use crate::executioner::{self, Manner, Order};
+use crate::executioner::{self, Manner};
 use crate::jobs::{Jobs, Tenant};
 use crate::kill_queue;
 use crate::quota::Quota;
@@ -302,11 +302,7 @@ impl Machine for JobMachine {
             if !sessions.iter().all(|session| session.charge().is_below(group)) {
                 continue;
             }
-            let known: Vec<i32> =
-                sessions.iter().filter(|session| !session.pidfd.has_ended()).map(|session| session.pid).collect();
-            let spared = [std::process::id() as i32];
-            let order = Order::new(Manner::AtOnce, tenant.job, None, &known, &spared);
-            orders.push(order.with_workers(&self.sessions.workers_of(tenant.job)));
+            orders.push(self.sessions.kill_order(Manner::AtOnce, tenant.job, &[std::process::id() as i32]));
         }
         kill_queue::kill(orders);
         let started = Instant::now();

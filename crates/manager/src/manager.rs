@@ -47,7 +47,7 @@ use uzswap_vm::visit::{self, Role};
 use crate::advice::Questions;
 use crate::control::{Error, GroupId, Limit, Machine};
 use crate::door::{Door, Joining, Joins};
-use crate::executioner::{self, Manner, Order};
+use crate::executioner::{self, Manner};
 use crate::front::Bell;
 use crate::groups::Groups;
 use crate::jobs::{Jobs, Tenant, Word};
@@ -535,9 +535,8 @@ impl Manager {
         let front = tenant.front_pid;
         log(&format!("uzswap: error: `uzswap run --connect` ({front}) was killed; its job is killed"));
         let spared = [std::process::id() as i32, self.front_pid];
-        let order = Order::new(Manner::StopFirst, tenant.job, None, &self.sessions.pids_of(tenant.job), &spared);
-        let order = order.of_user(tenant.uid).with_workers(&self.sessions.workers_of(tenant.job));
-        kill_queue::add(order.hold(self.kills.take(tenant.uid)));
+        let order = self.sessions.kill_order(Manner::StopFirst, tenant.job, &spared);
+        kill_queue::add(order.of_user(tenant.uid).hold(self.kills.take(tenant.uid)));
     }
 
     /// The front is dead, and with it whoever would guard the jobs: they end here.
@@ -548,11 +547,9 @@ impl Manager {
         let own = std::process::id() as i32;
         // A daemon's jobs have fronts of their own.
         let manner = if self.joining.is_some() { Manner::AtOnce } else { Manner::StopFirst };
-        let order = |job: Job| {
-            let order = Order::new(manner, job, None, &self.sessions.pids_of(job), &[own]);
-            order.with_workers(&self.sessions.workers_of(job))
-        };
-        executioner::kill(self.jobs.all().iter().map(|tenant| order(tenant.job)).collect());
+        let orders =
+            self.jobs.all().iter().map(|tenant| self.sessions.kill_order(manner, tenant.job, &[own])).collect();
+        executioner::kill(orders);
         kill_queue::finish();
         match self.joining {
             None => log("uzswap: error: `uzswap run` was killed; killed its job"),

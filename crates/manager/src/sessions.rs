@@ -39,6 +39,7 @@ use uzswap_vm::visit::Visit;
 use crate::charge::Charge;
 use crate::control::{Error, GroupId};
 use crate::descriptors;
+use crate::executioner::{Manner, Order};
 use crate::groups::Groups;
 use crate::jobs::{Jobs, Tenant};
 use crate::quota::{Quota, Ticket};
@@ -419,16 +420,13 @@ impl Sessions {
         self.list.read().by_pid.values().filter(|session| session.tenant.job == job).cloned().collect()
     }
 
-    /// The processes of a job that are under management.
-    pub fn pids_of(&self, job: Job) -> Vec<i32> {
-        self.of_job(job).iter().filter(|session| !session.pidfd.has_ended()).map(|session| session.pid).collect()
-    }
-
-    /// Returns the living processes of a job that have a session, each with its worker.
-    pub fn workers_of(&self, job: Job) -> Vec<(i32, i32)> {
+    /// Returns an order to kill a job, in which its processes that are under management and their workers are known.
+    pub fn kill_order(&self, manner: Manner, job: Job, spared: &[i32]) -> Order {
         let sessions = self.of_job(job);
         let living = sessions.iter().filter(|session| !session.pidfd.has_ended());
-        living.map(|session| (session.pid, session.worker_pid)).collect()
+        let workers: Vec<(i32, i32)> = living.map(|session| (session.pid, session.worker_pid)).collect();
+        let known: Vec<i32> = workers.iter().map(|(program, _)| *program).collect();
+        Order::new(manner, job, None, &known, spared).with_workers(&workers)
     }
 
     /// Returns the session of process `pid`.

@@ -203,15 +203,15 @@ impl Pager {
         self.keep_exit_words(space, true);
         let parts = space.lock().registered.within(range);
         for part in parts {
-            {
+            let worker = {
                 // A page that is being moved out is found once the worker has answered.
                 let _conversation = space.conversation.lock();
                 let Some(worker) = self.resume(space) else { return Ok(None) };
                 self.drop_guarded(space, &mut space.lock(), &worker, part);
-            }
+                worker
+            };
             // From the end of one batch to the beginning of the next.
-            let worker = space.worker();
-            let _together = worker.as_ref().and_then(|worker| OneProcessor::with(worker.pid, &worker.processor));
+            let _together = OneProcessor::with(worker.pid, &worker.processor);
             let mut at = part.start;
             while at < part.end {
                 // What would only be moved out to be put back stays where it is.

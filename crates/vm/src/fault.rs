@@ -65,19 +65,14 @@ impl Pager {
                 self.rearm(space);
             }
             let mut done = !news && !pass.unsettled && pass.loads.is_empty();
-            let pages = pass.ahead.iter().map(|load| load.pages.len()).sum::<usize>();
-            if pages > FEW || pages > 0 && !self.has_others_ready() {
-                self.spread(space, std::mem::take(&mut pass.ahead));
+            let mut ahead = pass.ahead;
+            if !self.keeps(&ahead) {
+                self.spread(space, std::mem::take(&mut ahead));
             }
             for load in pass.loads {
                 self.finish_load(space, load);
             }
-            let mut ahead = pass.ahead.into_iter();
-            // A thread of the program that waits for a page comes first.
-            while !ahead.as_slice().is_empty() && !space.uffd.is_readable() {
-                ahead.next().into_iter().for_each(|load| self.finish_load(space, load));
-            }
-            self.spread(space, ahead.collect());
+            self.load_ahead(space, ahead);
             while let Some((other, load)) = self.crew.take_load() {
                 self.finish_taken(&other, load);
                 done = false;
@@ -106,6 +101,23 @@ impl Pager {
                 return;
             }
         }
+    }
+
+    /// Returns whether the thread that heard of a fault loads what goes with it: a few pages, while other address spaces have faults,
+    /// too. Then no processor is left for the crew, and to hand the pages on would take longer.
+    fn keeps(&self, ahead: &[Load]) -> bool {
+        const FEW: usize = 32;
+        let pages: usize = ahead.iter().map(|load| load.pages.len()).sum();
+        pages == 0 || pages <= FEW && self.has_others_ready()
+    }
+
+    /// Loads what is wanted ahead, until a thread of the program waits for a page: that comes first, and others load the rest.
+    fn load_ahead(&self, space: &Space, loads: Vec<Load>) {
+        let mut loads = loads.into_iter();
+        while !loads.as_slice().is_empty() && !space.uffd.is_readable() {
+            loads.next().into_iter().for_each(|load| self.finish_load(space, load));
+        }
+        self.spread(space, loads.collect());
     }
 
     /// Has others load what is wanted ahead.
@@ -752,10 +764,6 @@ const ROUNDS: u32 = 4;
 
 /// How often the layout is waited for before the thread turns to other address spaces: some 10 ms.
 const MOST_WAITS: u32 = 60;
-
-/// So few pages ahead are loaded by the thread that heard of the fault while other address spaces have faults, too: there is no
-/// processor left for the crew, and to hand them on would take longer.
-const FEW: usize = 32;
 
 /// How many faults one thread loads for before it looks again who else waits.
 const MOST_LOADS: usize = 16;

@@ -418,26 +418,20 @@ impl Pager {
                 }
             }
         }
-        self.forget(&dead);
+        if !dead.is_empty() {
+            let mut registry = self.registry.lock();
+            for id in &dead {
+                if let Some(space) = registry.spaces.remove(id) {
+                    self.epoll.remove(space.as_raw_fd());
+                }
+                registry.children.retain(|_, space| space != id);
+            }
+        }
         if !more {
             // Not before: another thread may have to look, if this one is stuck.
             self.looked_at.store(left_alone, Relaxed);
         }
         more
-    }
-
-    /// Forgets address spaces.
-    fn forget(&self, ids: &[u64]) {
-        if ids.is_empty() {
-            return;
-        }
-        let mut registry = self.registry.lock();
-        for id in ids {
-            if let Some(space) = registry.spaces.remove(id) {
-                self.epoll.remove(space.as_raw_fd());
-            }
-            registry.children.retain(|_, space| space != id);
-        }
     }
 
     /// Takes a child of `space` whose contents are lost: its threads get an error for what it misses ([`Pager::deny_waiting`]).
