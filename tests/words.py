@@ -46,17 +46,22 @@ def causes(context: Context, test):
 
 @test("swap-faults", 120, beside=True)
 def faults(context: Context, test):
-    """A swap file whose reads fail gives SIGBUS, one whose writes fail is left alone; never other bytes."""
+    """A swap file whose reads fail gives SIGBUS, or an error of the system call; one whose writes fail is left alone; never other bytes."""
     shadow = [context.program("shadow"), 128, context.size(4, 20), 1]
     outcome = context.run(shadow, "--memory-max", "32M", "--quiet", "--max-pool", "2M", timeout=test.seconds, env={"UZSWAP_SWAP_FAULTS": "1:0:200"})
     yield check("swap-faults: every fifth write fails", unless(outcome.status == 0, complaint(outcome)),
                 unless("fail on purpose (UZSWAP_SWAP_FAULTS)" in outcome.stderr, f"nothing was said: {outcome.stderr[:300]!r}"))
-    outcome = context.run(shadow, "--memory-max", "32M", "--quiet", "--max-pool", "2M", timeout=test.seconds, env={"UZSWAP_SWAP_FAULTS": "1:20:0"})
-    # Whichever process of it comes first: the program itself, or a child whose end it reports.
-    wrong = [line for line in outcome.stderr.splitlines() if "MISMATCH" in line and "child ended with status 7" not in line]
+    # The kernel may be the one that wants the page, for a system call, which fails then: the next run is to end by SIGBUS.
+    for seed in range(1, 5):
+        outcome = context.run(shadow, "--memory-max", "32M", "--quiet", "--max-pool", "2M", timeout=test.seconds, env={"UZSWAP_SWAP_FAULTS": f"{seed}:20:0"})
+        # Whichever process of it comes first: the program itself, or a child whose end it reports.
+        wrong = [line for line in outcome.stderr.splitlines() if "MISMATCH" in line and "child ended with status 7" not in line]
+        told = "could not be read from the swap file" in outcome.stderr
+        if wrong or not told or outcome.status != 2 or ": Bad address" not in outcome.stderr:
+            break
     yield check("swap-faults: a read fails", unless(not wrong, complaint(outcome)),
                 unless(outcome.status == 135 or "child ended with status 7" in outcome.stderr, f"not the end of SIGBUS: {complaint(outcome)}"),
-                unless("could not be read from the swap file" in outcome.stderr, f"{outcome.stderr[:300]!r}"))
+                unless(told, f"{outcome.stderr[:300]!r}"))
     outcome = context.run(["true"], "--memory-max", "32M", timeout=20, env={"UZSWAP_SWAP_FAULTS": "often"})
     yield check("swap-faults: bad words", unless(outcome.status == 2 and "UZSWAP_SWAP_FAULTS" in outcome.stderr and "SEED:READS:WRITES" in outcome.stderr,
                                                  complaint(outcome)))
