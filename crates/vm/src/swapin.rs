@@ -6,9 +6,9 @@
 //!    are followed at once. Where others have to go for what comes, the window is an eighth of the way behind, and 64 pages at
 //!    most: when the walk ends, little was brought in vain.
 //! 2. Where there is memory to spare, so that nothing has to go for what comes, a fault brings the folio around it: of 16 KiB,
-//!    and the larger ones (each four times the one before) as long as a quarter of each is there already. So a folio of 2 MiB
-//!    that is touched everywhere, in any order, takes a handful of faults, and one that is touched here and there gets four
-//!    pages for each of them.
+//!    and the larger ones (each four times the one before) as long as an eighth of each is there already: to load eight pages costs
+//!    about as much as a fault. So a folio of 2 MiB that is touched everywhere, in any order, takes a handful of faults, and one
+//!    that is touched here and there gets four pages for each of them.
 //! 3. Any other fault brings its own page only: under thrash what is not asked for drives out what is.
 
 use std::fmt;
@@ -126,7 +126,7 @@ impl Folios {
         for order in AROUND {
             let pages = 1 << order;
             let wider = Range::sized(page - page % (pages as u64 * PAGE), pages as u64 * PAGE);
-            if pages > spare || (order > AROUND[0] && absent(wider) > pages / 4 * 3) {
+            if pages > spare || (order > AROUND[0] && absent(wider) > pages / 8 * 7) {
                 break;
             }
             if self.is_enabled(order) {
