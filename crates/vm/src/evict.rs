@@ -18,7 +18,7 @@ use crate::fault::wait_for_program;
 use crate::pager::{Pager, Progress, read_pages};
 use crate::range::{Range, RangeSet};
 use crate::space::{Request, Space, State, Worker};
-use crate::sys::process::Present;
+use crate::sys::pagemap::Present;
 use crate::sys::thread::OneProcessor;
 use crate::sys::uffd::{FillError, Probe};
 use crate::table::{PageState, STATE_BITS};
@@ -203,13 +203,7 @@ impl Pager {
         self.keep_exit_words(space, true);
         let parts = space.lock().registered.within(range);
         for part in parts {
-            let worker = {
-                // A page that is being moved out is found once the worker has answered.
-                let _conversation = space.conversation.lock();
-                let Some(worker) = self.resume(space) else { return Ok(None) };
-                self.drop_guarded(space, &mut space.lock(), &worker, part);
-                worker
-            };
+            let Some(worker) = space.worker() else { return Ok(None) };
             // From the end of one batch to the beginning of the next.
             let _together = OneProcessor::with(worker.pid, &worker.processor);
             let mut at = part.start;
@@ -224,6 +218,10 @@ impl Pager {
                     space.lock().settle_removals(Range::new(at, part.end));
                     let present = self.present(space, &worker, Range::new(at, part.end), EVICT_PAGES)?;
                     at = present.end;
+                    for guard in present.guards {
+                        // Where the layout is changing, the next search finds it again.
+                        self.drop_guarded(space, &mut space.lock(), &worker, guard);
+                    }
                     if self.evict_runs(space, &worker, &present.runs, false)?.is_none() {
                         return Ok(None);
                     }

@@ -15,8 +15,8 @@ use crate::PAGE;
 use crate::pager::Pager;
 use crate::range::{Range, RangeSet};
 use crate::space::{Space, State, Worker};
+use crate::sys::smaps;
 use crate::sys::uffd::Probe;
-use crate::sys::{guards, smaps};
 use crate::table::PageState;
 
 /// How often all memory is searched for guard pages, at most; and how many times as long as a search there is none.
@@ -27,7 +27,7 @@ impl Pager {
     /// The first guard page of a range, if it is more than a page.
     pub(crate) fn first_guard(&self, state: &State, range: Range) -> Option<u64> {
         let worker = state.worker.as_ref().filter(|_| range.len() > PAGE)?;
-        guards::find(&worker.pagemap, range).0.first().map(|guard| guard.start)
+        worker.pagemap.guards(range).0.first().map(|guard| guard.start)
     }
 
     /// Returns how many of `pages`, neighbours that are about to be filled, lie before the first guard. They were searched before they
@@ -37,7 +37,7 @@ impl Pager {
             return pages.len();
         }
         let (Some((first, last)), Some(worker)) = (bounds(pages), &state.worker) else { return pages.len() };
-        let (found, _) = guards::find(&worker.pagemap, Range::new(first, last + PAGE));
+        let (found, _) = worker.pagemap.guards(Range::new(first, last + PAGE));
         found.first().map_or(pages.len(), |guard| pages.partition_point(|(page, _)| *page < guard.start))
     }
 
@@ -60,7 +60,7 @@ impl Pager {
     pub(crate) fn drop_guarded(&self, space: &Space, state: &mut State, worker: &Worker, range: Range) -> Option<bool> {
         let (mut at, mut any) = (range.start, false);
         while at < range.end {
-            let (found, end) = guards::find(&worker.pagemap, Range::new(at, range.end));
+            let (found, end) = worker.pagemap.guards(Range::new(at, range.end));
             if !found.is_empty() && space.uffd.is_watched(PAGE) == Probe::Changing {
                 return None;
             }
@@ -85,7 +85,7 @@ impl Pager {
         for range in ranges {
             let mut at = range.start;
             while at < range.end {
-                let (found, end) = guards::find(&worker.pagemap, Range::new(at, range.end));
+                let (found, end) = worker.pagemap.guards(Range::new(at, range.end));
                 if !found.is_empty() {
                     // They may be gone again, or lie elsewhere: so each is looked at again when nothing changes.
                     let mut state = space.lock();

@@ -21,7 +21,7 @@ use std::ptr;
 use std::time::Duration;
 
 use crate::range::Range;
-use crate::sys::process::Pagemap;
+use crate::sys::pagemap::Pagemap;
 use crate::sys::uffd::{EVENT_FORK, MOVE};
 
 const PAGE: usize = 4096;

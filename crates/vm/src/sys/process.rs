@@ -1,4 +1,4 @@
-//! Looking at other processes: their memory, which of their pages are present, whether they live.
+//! Looking at other processes: their memory, whether they live.
 //!
 //! # Safety
 //! Reads other processes only; buffers of ours are passed with their true sizes.
@@ -343,113 +343,6 @@ fn any_thread(pid: i32, is: impl Fn(i32) -> io::Result<bool>) -> io::Result<bool
         }
     }
     main
-}
-
-/// Which pages of a process are present.
-#[derive(Debug)]
-pub struct Pagemap(File);
-
-impl AsRawFd for Pagemap {
-    fn as_raw_fd(&self) -> RawFd {
-        self.0.as_raw_fd()
-    }
-}
-
-/// What a search for pages has found.
-#[derive(Debug)]
-pub struct Present {
-    /// Runs of pages that are present, in order.
-    pub runs: Vec<Range>,
-    /// Those of them that lie in huge pages.
-    pub huge: Vec<Range>,
-    /// Where the search has ended.
-    pub end: u64,
-}
-
-impl Pagemap {
-    /// Opens the pagemap of `pid`'s memory as it is now; it stays that memory's whatever the process executes.
-    pub fn open(pid: i32) -> io::Result<Pagemap> {
-        File::open(format!("/proc/{pid}/pagemap")).map(Pagemap)
-    }
-
-    /// Finds anonymous pages that are present in `range`, up to `pages` of them.
-    pub fn present(&self, range: Range, pages: usize) -> io::Result<Present> {
-        const PAGEMAP_SCAN: libc::c_ulong = 0xc060_6610;
-        const IS_FILE: u64 = 1 << 2;
-        const IS_PRESENT: u64 = 1 << 3;
-        const IS_ZERO: u64 = 1 << 5;
-        const IS_HUGE: u64 = 1 << 6;
-        const AT_ONCE: usize = 128;
-        #[repr(C)]
-        #[derive(Clone, Copy)]
-        struct Region {
-            start: u64,
-            end: u64,
-            categories: u64,
-        }
-        #[repr(C)]
-        struct Scan {
-            size: u64,
-            flags: u64,
-            start: u64,
-            end: u64,
-            walk_end: u64,
-            regions: u64,
-            regions_len: u64,
-            max_pages: u64,
-            inverted: u64,
-            mask: u64,
-            any_of: u64,
-            returned: u64,
-        }
-        let mut regions = [Region { start: 0, end: 0, categories: 0 }; AT_ONCE];
-        let mut scan = Scan {
-            size: size_of::<Scan>() as u64,
-            flags: 0,
-            start: range.start,
-            end: range.end,
-            walk_end: 0,
-            regions: regions.as_mut_ptr() as u64,
-            regions_len: AT_ONCE as u64,
-            max_pages: pages as u64,
-            inverted: IS_FILE | IS_ZERO,
-            mask: IS_FILE | IS_ZERO | IS_PRESENT,
-            any_of: 0,
-            returned: IS_PRESENT | IS_HUGE,
-        };
-        // SAFETY: the structure has the kernel's layout and points to as many regions as it says.
-        let found = unsafe { libc::ioctl(self.0.as_raw_fd(), PAGEMAP_SCAN, &raw mut scan) };
-        let found = super::check(found)? as usize;
-        let huge = regions[..found].iter().filter(|region| region.categories & IS_HUGE != 0);
-        Ok(Present {
-            runs: regions[..found].iter().map(|region| Range::new(region.start, region.end)).collect(),
-            huge: huge.map(|region| Range::new(region.start, region.end)).collect(),
-            end: scan.walk_end,
-        })
-    }
-
-    /// The last anonymous page that is present in `range`.
-    pub fn last_present(&self, range: Range) -> io::Result<Option<u64>> {
-        let (mut last, mut at) = (None, range.start);
-        while at < range.end {
-            let found = self.present(Range::new(at, range.end), usize::MAX >> 1)?;
-            last = found.runs.last().map(|run| run.end - PAGE).or(last);
-            at = found.end;
-        }
-        Ok(last)
-    }
-
-    /// The kernel's word about one page: bit 63 present, 62 swapped.
-    pub fn word(&self, page: u64) -> io::Result<u64> {
-        let mut word = [0; 8];
-        self.0.read_exact_at(&mut word, page / PAGE * 8)?;
-        Ok(u64::from_ne_bytes(word))
-    }
-
-    /// Whether nothing is mapped at `page`, neither in memory nor in the kernel's swap.
-    pub fn is_absent(&self, page: u64) -> io::Result<bool> {
-        Ok(self.word(page)? >> 62 == 0)
-    }
 }
 
 #[cfg(test)]

@@ -1,0 +1,165 @@
+//! Page tables of another process, as the kernel shows them in `/proc/PID/pagemap`: which pages are present, and where a program has
+//! put guard pages (`MADV_GUARD_INSTALL`), of which the kernel sends no event.
+//!
+//! # Safety
+//! Reads the page tables of another process; the kernel writes only into the structures passed.
+
+#![allow(unsafe_code)]
+
+use std::fs::File;
+use std::io;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::FileExt;
+use std::sync::LazyLock;
+
+use crate::PAGE;
+use crate::range::Range;
+
+/// The page tables of a process's memory.
+#[derive(Debug)]
+pub struct Pagemap(File);
+
+/// What a search for pages has found.
+#[derive(Debug)]
+pub struct Present {
+    /// Runs of anonymous pages that are present, in order.
+    pub runs: Vec<Range>,
+    /// Those of them that lie in huge pages.
+    pub huge: Vec<Range>,
+    /// Runs of guard pages, in order.
+    pub guards: Vec<Range>,
+    /// Where the search has ended.
+    pub end: u64,
+}
+
+// Categories of pages.
+const IS_FILE: u64 = 1 << 2;
+const IS_PRESENT: u64 = 1 << 3;
+const IS_ZERO: u64 = 1 << 5;
+const IS_HUGE: u64 = 1 << 6;
+const IS_GUARD: u64 = 1 << 8;
+
+/// The category of guard pages; none before Linux 6.15, which refuses a search for it.
+static GUARDS: LazyLock<u64> = LazyLock::new(|| {
+    let scan = || Scan { mask: IS_GUARD, ..Scan::of(Range::page(0)) };
+    let found = Pagemap::open(std::process::id() as i32).and_then(|own| own.scan(scan(), &mut []).map(drop));
+    if found.is_ok() { IS_GUARD } else { 0 }
+});
+
+impl Pagemap {
+    /// Opens the pagemap of `pid`'s memory as it is now; it stays that memory's whatever the process executes.
+    pub fn open(pid: i32) -> io::Result<Pagemap> {
+        File::open(format!("/proc/{pid}/pagemap")).map(Pagemap)
+    }
+
+    /// Finds anonymous pages that are present in `range`, and guard pages: up to `pages` of both.
+    pub fn present(&self, range: Range, pages: usize) -> io::Result<Present> {
+        let mut regions = [Region::default(); 128];
+        let scan = Scan {
+            max_pages: pages as u64,
+            inverted: IS_FILE | IS_ZERO,
+            mask: IS_FILE | IS_ZERO,
+            any_of: IS_PRESENT | *GUARDS,
+            returned: IS_PRESENT | IS_HUGE | *GUARDS,
+            ..Scan::of(range)
+        };
+        let (found, end) = self.scan(scan, &mut regions)?;
+        let of = |category| found.iter().filter(move |region| region.categories & category != 0).map(Region::range);
+        Ok(Present { runs: of(IS_PRESENT).collect(), huge: of(IS_HUGE).collect(), guards: of(IS_GUARD).collect(), end })
+    }
+
+    /// Finds runs of guard pages in `range`, in order: a few, and where the search has ended. A kernel that cannot tell finds none.
+    pub fn guards(&self, range: Range) -> (Vec<Range>, u64) {
+        let mut regions = [Region::default(); 32];
+        let scan = Scan { mask: *GUARDS, returned: *GUARDS, ..Scan::of(range) };
+        match self.scan(scan, &mut regions) {
+            Ok((found, end)) if *GUARDS != 0 => (found.iter().map(Region::range).collect(), end),
+            _ => (Vec::new(), range.end),
+        }
+    }
+
+    /// Returns the last anonymous page that is present in `range`.
+    pub fn last_present(&self, range: Range) -> io::Result<Option<u64>> {
+        let (mut last, mut at) = (None, range.start);
+        while at < range.end {
+            let found = self.present(Range::new(at, range.end), usize::MAX >> 1)?;
+            last = found.runs.last().map(|run| run.end - PAGE).or(last);
+            at = found.end;
+        }
+        Ok(last)
+    }
+
+    /// Returns the kernel's word about one page: bit 63 present, 62 swapped.
+    pub fn word(&self, page: u64) -> io::Result<u64> {
+        let mut word = [0; 8];
+        self.0.read_exact_at(&mut word, page / PAGE * 8)?;
+        Ok(u64::from_ne_bytes(word))
+    }
+
+    /// Returns whether nothing is mapped at `page`, neither in memory nor in the kernel's swap.
+    pub fn is_absent(&self, page: u64) -> io::Result<bool> {
+        Ok(self.word(page)? >> 62 == 0)
+    }
+
+    /// Searches as `scan` says; what was found, and where the search has ended.
+    fn scan<'a>(&self, mut scan: Scan, regions: &'a mut [Region]) -> io::Result<(&'a [Region], u64)> {
+        const PAGEMAP_SCAN: libc::c_ulong = 0xc060_6610;
+        (scan.regions, scan.regions_len) = (regions.as_mut_ptr() as u64, regions.len() as u64);
+        // SAFETY: the structure has the kernel's layout and points to as many regions as it says.
+        let found = unsafe { libc::ioctl(self.0.as_raw_fd(), PAGEMAP_SCAN, &raw mut scan) };
+        let found = super::check(found)?;
+        Ok((&regions[..found as usize], scan.walk_end))
+    }
+}
+
+/// `struct page_region` of linux/fs.h.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Default)]
+struct Region {
+    start: u64,
+    end: u64,
+    categories: u64,
+}
+
+impl Region {
+    fn range(&self) -> Range {
+        Range::new(self.start, self.end)
+    }
+}
+
+/// `struct pm_scan_arg` of linux/fs.h.
+#[repr(C)]
+struct Scan {
+    size: u64,
+    flags: u64,
+    start: u64,
+    end: u64,
+    walk_end: u64,
+    regions: u64,
+    regions_len: u64,
+    max_pages: u64,
+    inverted: u64,
+    mask: u64,
+    any_of: u64,
+    returned: u64,
+}
+
+impl Scan {
+    /// A search of `range` for any pages.
+    fn of(range: Range) -> Scan {
+        Scan {
+            size: size_of::<Scan>() as u64,
+            flags: 0,
+            start: range.start,
+            end: range.end,
+            walk_end: 0,
+            regions: 0,
+            regions_len: 0,
+            max_pages: 0,
+            inverted: 0,
+            mask: 0,
+            any_of: 0,
+            returned: 0,
+        }
+    }
+}
