@@ -367,7 +367,7 @@ impl Parts {
 
     /// Returns what each process has without the parts of others, which `part` measures.
     fn of(&mut self, holders: &[Holder], part: impl Fn(&Holder) -> Option<u64>) -> Vec<Amount> {
-        let start = Instant::now();
+        let (start, spent) = (Instant::now(), thread::processor_time());
         let shares = holders.iter().filter(|holder| holder.bytes >= WORTH_PARTING).count() > 1;
         let is_due = start >= self.due;
         let known = std::mem::take(&mut self.others);
@@ -386,7 +386,7 @@ impl Parts {
         };
         let amounts = holders.iter().map(&mut amount).collect();
         if shares && is_due {
-            self.due = Instant::now() + start.elapsed() * PARTING_SHARE;
+            self.due = Instant::now() + (thread::processor_time() - spent) * PARTING_SHARE;
         }
         amounts
     }
