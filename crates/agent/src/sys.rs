@@ -51,6 +51,7 @@ pub const SYS_IO_SUBMIT: usize = 209;
 pub const SYS_IO_URING_SETUP: usize = 425;
 pub const SYS_IO_URING_REGISTER: usize = 427;
 pub const SYS_MSEAL: usize = 462;
+pub const SYS_MUNLOCK: usize = 150;
 pub const SYS_KILL: usize = 62;
 pub const SYS_READLINK: usize = 89;
 pub const SYS_FLOCK: usize = 73;
@@ -60,7 +61,9 @@ pub const SYS_OPENAT: usize = 257;
 pub const ESRCH: isize = 3;
 pub const EAGAIN: isize = 11;
 pub const EBUSY: isize = 16;
+pub const EFAULT: isize = 14;
 pub const EEXIST: isize = 17;
+pub const EINVAL: isize = 22;
 pub const ENOENT: isize = 2;
 pub const EINTR: isize = 4;
 
