@@ -24,6 +24,7 @@ use uzswap_proto::{
 
 use crate::area::Region;
 use crate::calls;
+use crate::interposed;
 use crate::sys::{self, call};
 use crate::tether;
 use crate::worker::{self, Control, Program};
@@ -106,6 +107,7 @@ static CONSTRUCTOR: extern "C" fn() = {
         JOB_NAME.store(job.name, Relaxed);
         JOB_TOKEN.store(job.token, Relaxed);
         register_fork_handler();
+        interposed::find_next();
         attach(job, None);
     }
     constructor

@@ -28,8 +28,7 @@ pub fn is_filtered() -> bool {
 ///
 /// # Safety
 /// As the libc's.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn prctl(option: i32, a: usize, b: usize, c: usize, d: usize) -> i32 {
+pub unsafe extern "C" fn own_prctl(option: i32, a: usize, b: usize, c: usize, d: usize) -> i32 {
     const PR_SET_SECCOMP: i32 = 22;
     // SAFETY: the program's own request.
     let result = unsafe { call!(sys::SYS_PRCTL, option, a, b, c, d) };
@@ -53,7 +52,7 @@ unsafe extern "C" fn finish(result: isize) -> isize {
 /// `madvise` through `syscall`: what `hints` does for the function is done for the call, too.
 unsafe extern "C" fn madvise_call(address: usize, len: usize, advice: usize) -> isize {
     // SAFETY: the program's own request, with the arguments that it has given.
-    unsafe { crate::hints::madvise(address, len, advice as i32) as isize }
+    unsafe { crate::hints::own_madvise(address, len, advice as i32) as isize }
 }
 
 extern "C" fn note_seccomp(result: isize) -> isize {
@@ -90,7 +89,7 @@ unsafe extern "C" fn fork_call(number: usize, a: usize, b: usize, c: usize, d: u
     unsafe { finish(result) }
 }
 
-/// What the child of [`clone`] is to do.
+/// What the child of [`own_clone`] is to do.
 #[repr(C)]
 struct Errand {
     function: extern "C" fn(*mut u8) -> i32,
@@ -111,8 +110,7 @@ global_asm!(".weak __clone");
 ///
 /// # Safety
 /// As the libc's.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn clone(
+pub unsafe extern "C" fn own_clone(
     function: extern "C" fn(*mut u8) -> i32,
     stack: *mut u8,
     flags: i32,
@@ -147,8 +145,7 @@ pub unsafe extern "C" fn clone(
 /// # Safety
 /// As the libc's.
 #[unsafe(naked)]
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn syscall() {
+pub unsafe extern "C" fn own_syscall() {
     naked_asm!(
         "cmp rdi, 317", // seccomp, which has three arguments
         "je 2f",

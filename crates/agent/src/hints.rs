@@ -30,8 +30,7 @@ core::arch::global_asm!(".weak __errno_location");
 ///
 /// # Safety
 /// As the libc's: discarding advice discards memory.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn madvise(address: usize, len: usize, advice: i32) -> i32 {
+pub unsafe extern "C" fn own_madvise(address: usize, len: usize, advice: i32) -> i32 {
     let ours = match advice {
         MADV_PAGEOUT => Some(Advice::PageOut),
         MADV_COLD => Some(Advice::Cold),
@@ -66,8 +65,7 @@ pub unsafe extern "C" fn madvise(address: usize, len: usize, advice: i32) -> i32
 ///
 /// # Safety
 /// As the libc's: with SHM_REMAP it replaces memory.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn shmat(id: i32, address: usize, flags: i32) -> isize {
+pub unsafe extern "C" fn own_shmat(id: i32, address: usize, flags: i32) -> isize {
     const SHM_REMAP: i32 = 0o40000;
     // SAFETY: the program's own request.
     let result = unsafe { call!(sys::SYS_SHMAT, id, address, flags) };

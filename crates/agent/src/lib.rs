@@ -32,6 +32,7 @@ mod tether;
 mod area;
 mod calls;
 mod hints;
+mod interposed;
 mod memory;
 mod sys;
 

@@ -8,7 +8,8 @@ use std::collections::BTreeSet;
 static AGENT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/libuzswap_agent.so"));
 
 /// What may be left undefined. Each is weak, and used by threads of the program only.
-const WANTED: [&str; 5] = ["__clone", "__environ", "__errno_location", "__register_atfork", "pthread_atfork"];
+const WANTED: [&str; 7] =
+    ["__clone", "__environ", "__errno_location", "__register_atfork", "_dl_find_object", "dlsym", "pthread_atfork"];
 
 /// What programs find in it.
 const OFFERED: [&str; 5] = ["clone", "madvise", "prctl", "shmat", "syscall"];
