@@ -1,7 +1,9 @@
 """Changes of a program's mappings of which the kernel sends no event."""
 from __future__ import annotations
 
-from suite import Context, Result, complaint, test
+import subprocess
+
+from suite import PROGRAMS, Context, Result, complaint, test
 
 
 def run_program(context: Context, test, name: str, said: str, *argv, limit="24M") -> Result:
@@ -49,6 +51,33 @@ def robust_mutexes(context: Context, test):
 def robust_mutexes_in_private_memory(context: Context, test):
     """Threads end with the private robust mutexes that they hold paged out; those and the shared ones behind them pass on."""
     yield run_program(context, test, "robustnodes", "every mutex passed to the next owner", context.size(3, 30))
+
+
+@test("whole-memory", 60, beside=True)
+def whole_memory(context: Context, test):
+    """A program that reads, populates or locks all that is mapped does not wait, and is evicted from afterwards."""
+    for what in ("scan", "populate", "lock", "unlock"):
+        result = run_program(context, test, "locksall", "right", what)
+        yield Result(f"whole-memory: {what}", result.ok, result.detail)
+
+
+@test("launcher", 60, beside=True)
+def launchers(context: Context, test):
+    """Programs that set the processors of their children, and child subreapers that wait until they have none, find what they do without uzswap."""
+    for what, said in (("pin", "0 lost"), ("wait", "3 children"), ("execwait", "3 children")):
+        result = run_program(context, test, "launcher", said, what, limit="16M")
+        yield Result(f"launcher: {what}", result.ok, result.detail)
+
+
+@test("own-names", 30, needs_uzswap=False, beside=True)
+def own_names(context: Context, test):
+    """Functions of a program's libraries that are named as libc's are called, and not the agent's."""
+    library = context.program("libownnames", "-shared", "-fPIC", "-fno-builtin")
+    program = context.directory() / "ownnames"
+    subprocess.run(["gcc", "-O2", "-Wall", "-o", program, PROGRAMS / "ownnames.c", library], check=True, timeout=120)
+    outcome = context.run([program], "--memory-max", "24M", "--quiet", timeout=test.seconds)
+    right = (outcome.status, outcome.stdout) == (0, "2 42.0 rest\n")
+    yield Result("own-names", right, "" if right else complaint(outcome))
 
 
 CHANGES = ("advice", "discard", "process-madvise", "process-vm-writev", "mprotect", "pkey", "mseal", "mbind", "migrate", "prctl",

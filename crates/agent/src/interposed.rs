@@ -45,7 +45,7 @@ interposed!(shmat, NEXT_SHMAT, hints::own_shmat);
 interposed!(syscall, NEXT_SYSCALL, calls::own_syscall);
 
 // Weak, as in `attach`. A libc that lacks one of them is taken for the next that has the functions.
-global_asm!(".weak dlsym", ".weak _dl_find_object");
+global_asm!(".weak dlsym", ".weak _dl_find_object", ".weak __errno_location");
 
 /// Finds the functions that the program would have without this library. To be called before `main`, by the constructor.
 pub fn find_next() {

@@ -33,10 +33,7 @@ pub const SYS_GETPPID: usize = 110;
 pub const SYS_SETSID: usize = 112;
 pub const SYS_PRCTL: usize = 157;
 pub const SYS_FUTEX: usize = 202;
-pub const SYS_SCHED_SETAFFINITY: usize = 203;
-pub const SYS_SCHED_GETAFFINITY: usize = 204;
 pub const SYS_EXIT_GROUP: usize = 231;
-pub const SYS_GETCPU: usize = 309;
 pub const SYS_KCMP: usize = 312;
 pub const SYS_CLOSE: usize = 3;
 pub const SYS_WRITE: usize = 1;
@@ -227,31 +224,13 @@ pub fn is_in_pid_namespace(inode: u64) -> bool {
     digits.fold(0u64, |number, digit| number.wrapping_mul(10).wrapping_add(u64::from(digit - b'0'))) == inode
 }
 
-/// A set of processors.
-pub type Processors = [u64; 16];
-
-/// Keeps the caller on the processor where it is; returns where it might run before. None if that is not known.
-///
-/// What it clones starts there too, and waits for it there. On another processor, which would be idle, that takes longer: on
-/// a virtual machine by some 30 microseconds each time.
-pub fn stay_here() -> Option<Processors> {
-    let (mut before, mut here, mut processor): (Processors, Processors, u32) = ([0; 16], [0; 16], 0);
-    // SAFETY: the sets live on this stack, and their size is said.
-    unsafe {
-        if call!(SYS_SCHED_GETAFFINITY, 0, size_of::<Processors>(), &raw mut before) < 0
-            || call!(SYS_GETCPU, &raw mut processor, 0, 0) < 0
-        {
-            return None;
-        }
-        *here.get_mut(processor as usize / 64)? = 1 << (processor % 64);
-        (call!(SYS_SCHED_SETAFFINITY, 0, size_of::<Processors>(), &raw const here) >= 0).then_some(before)
-    }
-}
-
-/// Lets the caller run on these processors.
-pub fn run_on(processors: &Processors) {
-    // SAFETY: the set is as long as said.
-    unsafe { call!(SYS_SCHED_SETAFFINITY, 0, size_of::<Processors>(), processors.as_ptr()) };
+/// Whether orphans among this process's descendants become its children.
+pub fn is_subreaper() -> bool {
+    const PR_GET_CHILD_SUBREAPER: usize = 37;
+    let mut is_set = 0i32;
+    // SAFETY: the kernel writes one int.
+    unsafe { call!(SYS_PRCTL, PR_GET_CHILD_SUBREAPER, &raw mut is_set) };
+    is_set != 0
 }
 
 /// Blocks every signal; returns the mask as it was.

@@ -2,14 +2,15 @@
 //!
 //! 1. The program clones an usher, the usher clones the worker and ends: so the worker is no child of the program, which
 //!    would otherwise hear of its end (a process that executes another program hears of all its children). In a pid namespace
-//!    inside that of the manager there is no usher: an orphan would become an ordinary child of the namespace's first
-//!    process, which may wait until it has none. There the worker is a child of the program without an exit signal, which a
-//!    plain `wait` does not see.
+//!    inside that of the manager, and for a child subreaper, there is no usher: an orphan would become an ordinary child of the
+//!    namespace's first process or of the subreaper, which may wait until it has none. There the worker is a child of the program
+//!    without an exit signal, which a plain `wait` does not see.
 //! 2. It leaves everything of the program but the memory: descriptors, session, signals.
 //! 3. It opens the userfaultfds (one for the program's memory and the staging area, one for the trash area), and attaches
 //!    to the manager.
-//! 4. It obeys: TETHER ties the program to the life of the manager (`tether.rs`), EVICT moves pages into the staging area, DISCARD frees pages of the staging area, COLLAPSE makes a huge page of
-//!    small ones, which changes nothing that a program could read. HEADS tells it whose robust mutexes to look after (`robust.rs`).
+//! 4. It obeys: TETHER ties the program to the life of the manager (`tether.rs`), EVICT moves pages into the staging area, DISCARD
+//!    frees pages of the staging area, COLLAPSE makes a huge page of small ones, which changes nothing that a program could read.
+//!    HEADS tells it whose robust mutexes to look after (`robust.rs`).
 //!
 //! An EVICT is issued on the userfaultfd that also watches the source. The kernel refuses (EAGAIN) to move on it from
 //! the moment an unmap, remap or fork of watched memory begins until the manager has read the event of it; and the
@@ -42,7 +43,7 @@ use crate::area::{REGION_LEN, Region};
 use crate::attach::socket_path;
 use crate::family;
 use crate::robust::Lists;
-use crate::sys::{self, EAGAIN, EBUSY, EEXIST, EFAULT, EINTR, EINVAL, ENOENT, ESRCH, Processors, call};
+use crate::sys::{self, EAGAIN, EBUSY, EEXIST, EFAULT, EINTR, EINVAL, ENOENT, ESRCH, call};
 use crate::tether::{self, Tie};
 
 const MADV_DONTNEED: usize = 4;
@@ -61,8 +62,6 @@ pub struct Program {
     pub nonce: Option<Nonce>,
     /// Whether it runs on at once, and is attached if it is still there a while later.
     pub may_wait: bool,
-    /// Where it may run, if its thread stays where it is meanwhile.
-    pub processors: Option<Processors>,
 }
 
 /// The name of a worker, as `/proc/PID/comm` tells it.
@@ -199,10 +198,7 @@ pub extern "C" fn main(control: *const Control) -> ! {
     }
     match Worker::attach(control) {
         // The program runs on when the manager says so: it is seen to grow from its first page on.
-        Some(worker) => {
-            control.program.processors.iter().for_each(sys::run_on);
-            worker.obey(control)
-        }
+        Some(worker) => worker.obey(control),
         None => control.settle(),
     }
     sys::exit(0)
