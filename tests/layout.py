@@ -64,7 +64,7 @@ def whole_memory(context: Context, test):
 @test("launcher", 60, beside=True)
 def launchers(context: Context, test):
     """Programs that set the processors of their children, and child subreapers that wait until they have none, find what they do without uzswap."""
-    for what, said in (("pin", "0 lost"), ("wait", "3 children"), ("execwait", "3 children")):
+    for what, said in (("pin", "0 lost"), ("wait", "3 children"), ("execwait", "3 children"), ("chain", "few children")):
         result = run_program(context, test, "launcher", said, what, limit="16M")
         yield Result(f"launcher: {what}", result.ok, result.detail)
 

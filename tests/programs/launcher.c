@@ -1,5 +1,6 @@
-/* launcher pin|wait|execwait: what programs do that start others. pin: sets the processors of children that have just been forked, and
- * prints how many of 100 have lost them. wait: as a child subreaper, waits until it has no child. execwait: executes itself before. */
+/* launcher pin|wait|execwait|chain: what programs do that start others. pin: sets the processors of children that have just been forked, and
+ * prints how many of 100 have lost them. wait: as a child subreaper, waits until it has no child. execwait: executes itself before.
+ * chain: as a child subreaper, executes itself 20 times, and counts its children then. */
 #define _GNU_SOURCE
 #include "check.h"
 #include <sched.h>
@@ -64,6 +65,31 @@ static int waits(void)
 	return own != 3;
 }
 
+static int chains(char **argv, int left)
+{
+	char number[12], path[64], text[4096];
+	int children = 0;
+	size_t length;
+	FILE *file;
+
+	if (left) {
+		snprintf(number, sizeof number, "%d", left - 1);
+		execl(argv[0], argv[0], "chain", number, NULL);
+		die("exec");
+	}
+	usleep(300000);
+	snprintf(path, sizeof path, "/proc/self/task/%d/children", getpid());
+	if (!(file = fopen(path, "r")))
+		die(path);
+	length = fread(text, 1, sizeof text - 1, file);
+	text[length] = 0;
+	for (char *child = strtok(text, " "); child; child = strtok(NULL, " "))
+		children++;
+	/* The worker, and one that has ended. */
+	puts(children <= 2 ? "few children" : "many children");
+	return children > 2;
+}
+
 int main(int argc, char **argv)
 {
 	const char *what = argc > 1 ? argv[1] : "";
@@ -72,6 +98,8 @@ int main(int argc, char **argv)
 		return pins();
 	if (prctl(PR_SET_CHILD_SUBREAPER, 1))
 		die("prctl");
+	if (!strcmp(what, "chain"))
+		return chains(argv, (int)argument(argc, argv, 2, 20));
 	if (!strcmp(what, "execwait")) {
 		execl(argv[0], argv[0], "wait", NULL);
 		die("exec");

@@ -242,6 +242,8 @@ fn start_worker(region: Region, control: *const Control) -> isize {
                 usher
             }
         } else {
+            // Those of programs that this process has executed before.
+            sys::collect_exited();
             let worker = sys::clone_memory(0, region.stack_top() as *mut u8, worker::alone, control);
             if worker > 0 && !(*control).may_wait() && !(*control).wait_until_settled(worker) {
                 sys::die();

@@ -49,6 +49,8 @@ pub const SYS_IO_URING_SETUP: usize = 425;
 pub const SYS_IO_URING_REGISTER: usize = 427;
 pub const SYS_MSEAL: usize = 462;
 pub const SYS_MUNLOCK: usize = 150;
+pub const SYS_WAITID: usize = 247;
+pub const SYS_GETSID: usize = 124;
 pub const SYS_KILL: usize = 62;
 pub const SYS_READLINK: usize = 89;
 pub const SYS_FLOCK: usize = 73;
@@ -193,6 +195,27 @@ pub fn has_ended(pid: isize) -> bool {
     const WNOHANG_WCLONE: usize = 0x8000_0001;
     // SAFETY: no status is asked for.
     unsafe { call!(SYS_WAIT4, pid, 0, WNOHANG_WCLONE, 0) == pid }
+}
+
+/// Collects children that `clone_memory` made, have left the caller's session and have exited with status 0, as far as no other one lies
+/// before them. A process that has executed another program does not know their numbers any more.
+pub fn collect_exited() {
+    const P_ALL: usize = 0;
+    // WEXITED, WNOHANG, __WCLONE; and WNOWAIT.
+    const ENDED: usize = 0x8000_0005;
+    const LOOK: usize = 0x0100_0000;
+    const CLD_EXITED: i32 = 1;
+    loop {
+        let mut info = [0i32; 32];
+        // SAFETY: the structure is as long as the kernel's `siginfo_t`.
+        let looked = unsafe { call!(SYS_WAITID, P_ALL, 0, &raw mut info, ENDED | LOOK, 0) };
+        let (code, pid, status) = (info[2], info[4] as isize, info[6]);
+        // SAFETY: no pointers.
+        if looked < 0 || (code, status) != (CLD_EXITED, 0) || unsafe { call!(SYS_GETSID, pid) } != pid {
+            return;
+        }
+        collect(pid);
+    }
 }
 
 /// Whether `pid` is, in this process's pid namespace, the process whose pidfds have the inode number `inode`: no other has, in any

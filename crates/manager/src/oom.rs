@@ -30,7 +30,7 @@ pub enum Cause {
     SwapFull,
     /// The last write to the swap file has failed, with this error number.
     Disk(i32),
-    /// Programs hold on to what they have: it is locked, pinned, or in use all the time.
+    /// Programs hold on to what they have: it cannot be moved, or is in use all the time.
     Held,
 }
 
@@ -89,7 +89,10 @@ impl fmt::Display for Cause {
             Cause::Disk(errno) => {
                 write!(f, "the swap file cannot be written: {}", io::Error::from_raw_os_error(*errno))
             }
-            Cause::Held => write!(f, "what is resident is locked, pinned or in use"),
+            Cause::Held => write!(
+                f,
+                "what is resident is in use, or cannot be moved (locked, pinned, read-only, executable, written in a file mapping)"
+            ),
         }
     }
 }
