@@ -89,6 +89,8 @@ struct Holder {
     owner: Arc<Owner>,
     charge: Arc<Charge>,
     bytes: u64,
+    /// Its private memory is among these: no session has it.
+    has_private: bool,
 }
 
 /// How much a group or a process has, in bytes.
@@ -96,7 +98,7 @@ struct Holder {
 struct Amount {
     /// As far as is known. Too much while processes come to share memory.
     estimated: u64,
-    /// What was just measured, which is never too much.
+    /// What was just measured while no process came to have more: never too much.
     measured: u64,
 }
 
@@ -164,16 +166,18 @@ impl Unmanaged {
         let resident = Resident::of(pid).unwrap_or_default();
         if is_managed {
             let bytes = if resident.shared > OF_AGENT { resident.shared } else { 0 };
-            return (Holder { pid, owner, charge, bytes }, false);
+            return (Holder { pid, owner, charge, bytes, has_private: false }, false);
         }
         // A worker is no process of the job, and the dead have no program.
-        let Some(program) = program_of(pid) else { return (Holder { pid, owner, charge, bytes: 0 }, false) };
+        let Some(program) = program_of(pid) else {
+            return (Holder { pid, owner, charge, bytes: 0, has_private: true }, false);
+        };
         let old = self.suspects.remove(&pid).filter(|suspect| suspect.program == program);
         let mut suspect = old.unwrap_or_else(|| Suspect::new(pid, program, relative.of_unmanaged));
         let is_unmanaged = suspect.is_unmanaged(|| has_agent(pid, tenant, &self.agent));
         seen.insert(pid, suspect);
         let bytes = if is_unmanaged { resident.private + resident.shared } else { 0 };
-        (Holder { pid, owner, charge, bytes }, is_unmanaged)
+        (Holder { pid, owner, charge, bytes, has_private: true }, is_unmanaged)
     }
 
     /// Enters what was found in the accounts of all groups.
@@ -182,7 +186,7 @@ impl Unmanaged {
         let looked_at = &self.looked_at;
         let part = |holder: &Holder| {
             let _look = LookAt::begin(looked_at, &holder.owner, holder.pid)?;
-            part_of(holder.pid)
+            Part::of(holder)
         };
         for (holder, amount) in holders.iter().zip(self.parts.of(holders, part)) {
             for charge in holder.charge.path() {
@@ -366,25 +370,31 @@ impl Parts {
     }
 
     /// Returns what each process has without the parts of others, which `part` measures.
-    fn of(&mut self, holders: &[Holder], part: impl Fn(&Holder) -> Option<u64>) -> Vec<Amount> {
+    fn of(&mut self, holders: &[Holder], part: impl Fn(&Holder) -> Option<Part>) -> Vec<Amount> {
         let (start, spent) = (Instant::now(), thread::processor_time());
         let shares = holders.iter().filter(|holder| holder.bytes >= WORTH_PARTING).count() > 1;
         let is_due = start >= self.due;
         let known = std::mem::take(&mut self.others);
+        let mut is_steady = true;
         let mut amount = |holder: &Holder| {
             if !shares || holder.bytes < WORTH_PARTING {
                 return Amount { estimated: holder.bytes, measured: holder.bytes };
             }
             let measures = is_due && start.elapsed() < PARTING_PATIENCE;
             if let Some(part) = measures.then(|| part(holder)).flatten() {
-                self.others.insert(holder.pid, holder.bytes.saturating_sub(part));
-                return Amount { estimated: part, measured: part };
+                is_steady &= part.is_steady;
+                self.others.insert(holder.pid, holder.bytes.saturating_sub(part.bytes));
+                return Amount { estimated: part.bytes, measured: part.bytes };
             }
             let others = known.get(&holder.pid).copied();
             self.others.extend(others.map(|bytes| (holder.pid, bytes)));
             Amount { estimated: others.map_or(0, |others| holder.bytes.saturating_sub(others)), measured: 0 }
         };
-        let amounts = holders.iter().map(&mut amount).collect();
+        let mut amounts: Vec<Amount> = holders.iter().map(&mut amount).collect();
+        if !is_steady {
+            // What one has come to share was measured in full of another before.
+            amounts.iter_mut().for_each(|amount| amount.measured = 0);
+        }
         if shares && is_due {
             self.due = Instant::now() + (thread::processor_time() - spent) * PARTING_SHARE;
         }
@@ -392,10 +402,22 @@ impl Parts {
     }
 }
 
-/// A process's part of its memory without files, in bytes.
-fn part_of(pid: i32) -> Option<u64> {
-    let rollup = fs::read_to_string(format!("/proc/{pid}/smaps_rollup")).ok()?;
-    Some(field(&rollup, "Pss_Anon:") + field(&rollup, "Pss_Shmem:"))
+/// A process's part of what it has.
+struct Part {
+    bytes: u64,
+    /// The process has not come to have much more since it was looked at.
+    is_steady: bool,
+}
+
+impl Part {
+    fn of(holder: &Holder) -> Option<Part> {
+        let rollup = fs::read_to_string(format!("/proc/{}/smaps_rollup", holder.pid)).ok()?;
+        let now = Resident::of(holder.pid).ok()?;
+        let with_private = |private, shared| if holder.has_private { private + shared } else { shared };
+        let bytes = with_private(field(&rollup, "Pss_Anon:"), field(&rollup, "Pss_Shmem:"));
+        let is_steady = with_private(now.private, now.shared) <= holder.bytes + WORTH_PARTING;
+        Some(Part { bytes, is_steady })
+    }
 }
 
 #[cfg(test)]
@@ -446,20 +468,26 @@ mod tests {
             )),
             Arc::default(),
         );
-        let holder = |bytes| Holder { pid: own, owner: Arc::new(Owner::trusted()), charge: groups.root(), bytes };
+        let holder = |bytes| Holder {
+            pid: own,
+            owner: Arc::new(Owner::trusted()),
+            charge: groups.root(),
+            bytes,
+            has_private: true,
+        };
         let mut parts = Parts::new();
         let all = |bytes| Amount { estimated: bytes, measured: bytes };
         assert_eq!(
-            parts.of(&[holder(64 << 20), holder(4096)], |holder| part_of(holder.pid)),
+            parts.of(&[holder(64 << 20), holder(4096)], Part::of),
             [all(64 << 20), all(4096)],
             "no other has much"
         );
-        let measured = parts.of(&[holder(1 << 40), holder(1 << 40)], |holder| part_of(holder.pid));
+        let measured = parts.of(&[holder(1 << 40), holder(1 << 40)], Part::of);
         // Other tests change what this process has at any time.
         assert!((1..1 << 40).contains(&measured[1].measured), "{measured:?}");
         assert_eq!(measured[1].estimated, measured[1].measured);
         parts.due = Instant::now() + Duration::from_secs(60);
-        let later = parts.of(&[holder((1 << 40) + 4096), holder(1 << 40)], |holder| part_of(holder.pid));
+        let later = parts.of(&[holder((1 << 40) + 4096), holder(1 << 40)], Part::of);
         assert_eq!(later[0], Amount { estimated: measured[1].estimated + 4096, measured: 0 }, "it has grown");
     }
 }
