@@ -123,8 +123,8 @@ impl Unmanaged {
             std::thread::sleep(pause);
             let start = thread::processor_time();
             let holders = self.look(guard);
-            let taken = thread::processor_time() - start;
             self.enter(&holders);
+            let taken = thread::processor_time() - start;
             pause = PAUSE.min(2 * pause).max(taken * SHARE);
         }
     }
