@@ -470,12 +470,6 @@ impl Pager {
     fn answer_untouched(&self, space: &Space, state: &mut State, pass: &mut Pass, fault: Fault) -> Answer {
         static ZEROS: [u8; MOST_ZEROS * PAGE_SIZE] = [0; MOST_ZEROS * PAGE_SIZE];
         let page = fault.page;
-        if fault.write && state.worker.as_ref().is_some_and(|worker| worker.staging().contains(page)) {
-            // The program locks all of its memory (`mlockall`), or writes where it has no business. What lay there would be in the way.
-            let _ = space.uffd.poison(page);
-            pass.filled.push(Range::page(page));
-            return Answer::Done;
-        }
         let (filled, error) = if fault.write {
             if !pass.admits(space, 1) {
                 return Answer::NoRoom;

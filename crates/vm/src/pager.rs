@@ -526,15 +526,13 @@ pub(crate) fn read_pages(worker: &Worker, sequences: &[u32], data: &mut [u8]) ->
 /// They are not, or the areas cannot be had. `WouldBlock`: the layout is changing; to be called again.
 fn prove(uffd: &Uffd, worker: &Worker) -> io::Result<()> {
     let hello = &worker.hello;
-    uffd.register(worker.staging())?;
-    prove_area(uffd, worker, hello.staging_proof())?;
+    prove_area(uffd, worker, hello.staging, hello.staging_proof())?;
     worker.trash.handshake(MOVE)?;
-    // No thread would answer a fault there, and a program may look at all of its memory, or lock it.
-    worker.trash.register_quietly(Range::new(hello.trash, hello.trash_proof() + PAGE))?;
-    prove_area(&worker.trash, worker, hello.trash_proof())
+    prove_area(&worker.trash, worker, hello.trash, hello.trash_proof())
 }
 
-fn prove_area(uffd: &Uffd, worker: &Worker, proof: u64) -> io::Result<()> {
+fn prove_area(uffd: &Uffd, worker: &Worker, area: u64, proof: u64) -> io::Result<()> {
+    uffd.register(Range::new(area, proof + PAGE))?;
     let nonce = process::nonce()?;
     match uffd.copy(proof, &process::page_of(&nonce)).1 {
         Some(FillError::Changing) => Err(io::ErrorKind::WouldBlock.into()),

@@ -127,11 +127,6 @@ impl Worker {
         self.hello.staging + u64::from(sequence) % STAGING_PAGES as u64 * PAGE
     }
 
-    /// The staging area, with its proof page.
-    pub(crate) fn staging(&self) -> Range {
-        Range::new(self.hello.staging, self.hello.staging_proof() + PAGE)
-    }
-
     /// The agent's region: nothing of the program's.
     pub(crate) fn region(&self) -> Range {
         Range::sized(self.hello.region, self.hello.region_len)
@@ -347,7 +342,7 @@ impl Space {
         let hello = &worker.hello;
         // A claim that is not proven may have given one in the place of the other. What is present stays.
         for uffd in [&self.uffd, &worker.trash] {
-            let staging = (worker.staging().start..worker.staging().end).step_by(PAGE as usize);
+            let staging = (hello.staging..=hello.staging_proof()).step_by(PAGE as usize);
             staging.chain([hello.trash_proof()]).all(|page| uffd.poison(page) != Err(FillError::Gone));
         }
     }
