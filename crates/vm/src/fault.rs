@@ -209,7 +209,7 @@ impl Pager {
     fn give_up(&self, space: &Space, state: &mut State, forks: Vec<Uffd>, why: &str) {
         self.host.kill(space.id, why);
         state.gone = true;
-        forks.into_iter().for_each(|child| self.forsake(space, child));
+        forks.into_iter().for_each(|child| self.forsake(space, state, child));
     }
 
     /// What was read, in order.
@@ -252,18 +252,17 @@ impl Pager {
             if !std::mem::replace(&mut state.gone, true) {
                 self.host.kill(space.id, &format!("it forked, and {NO_ROOM}"));
             }
-            return self.forsake(space, child);
+            return self.forsake(space, state, child);
         }
         let wiped = self.wiped_in_child(state);
         self.flush_staging(space, state, &child, &wiped);
         let mut inherited = State { unheard: said, ..state.inherit(&self.engine) };
         wiped.iter().for_each(|range| inherited.empty(&self.engine, range));
-        match self.register(child, inherited, space.account(), space.owner.clone()) {
-            Ok(child) => {
-                child.noise.inherit(&space.noise);
-                state.heirs.iter().for_each(|heirs| heirs.note(&child));
-            }
-            Err(error) => self.host.kill(space.id, &format!("no room for one more process: {error}")),
+        let (child, added) = self.register(child, inherited, space.account(), space.owner.clone());
+        state.heirs.iter().for_each(|heirs| heirs.note(&child));
+        child.noise.inherit(&space.noise);
+        if let Err(error) = added {
+            self.host.kill(space.id, &format!("no room for one more process: {error}"));
         }
     }
 

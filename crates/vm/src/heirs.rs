@@ -57,6 +57,8 @@ pub(crate) struct Tie {
 
 #[derive(Debug, Default)]
 struct List {
+    /// Children that are kept and that no address space has yet. Forks of several processes of the family are read at once.
+    new: Vec<RawFd>,
     children: Vec<Weak<Space>>,
     /// Messages sent and not taken back.
     messages: usize,
@@ -75,13 +77,16 @@ impl Heirs {
     /// Has the userfaultfd of a child held that was just forked.
     pub fn keep(&self, child: &Uffd) {
         let mut list = self.list.lock();
-        // Fails where too many descriptors are on their way. Then manager and front have the only copies.
+        // Fails where too many descriptors are on their way. Then manager and front have the only copies, until there is room.
         list.messages += self.hold.keep(&[child.as_raw_fd()]).unwrap_or(0);
+        list.new.push(child.as_raw_fd());
     }
 
-    /// Takes note of a child that was kept.
+    /// Takes note of the address space of a child that was kept. To be called for each: what is kept is held until then.
     pub fn note(&self, child: &Arc<Space>) {
-        self.list.lock().children.push(Arc::downgrade(child));
+        let mut list = self.list.lock();
+        list.new.retain(|&new| new != child.as_raw_fd());
+        list.children.push(Arc::downgrade(child));
     }
 
     /// Ties the children of the program, and theirs, that are not tied yet: at once if they are few, else in turn. To be called when
@@ -122,7 +127,7 @@ impl Heirs {
         self.tied.lock().worker_told(pid);
     }
 
-    /// Takes back what need not be held any longer, once in a while. To be called when all children that were kept have been noted.
+    /// Takes back what need not be held any longer, once in a while.
     pub fn tidy(&self) {
         // Children are being tied: the next fork tidies.
         let Some(mut tied) = self.tied.try_lock() else { return };
@@ -133,7 +138,8 @@ impl Heirs {
         let untied = |child: &Arc<Space>| !child.is_tied();
         let living: Vec<Arc<Space>> = list.children.iter().filter_map(Weak::upgrade).filter(untied).collect();
         list.children = living.iter().map(Arc::downgrade).collect();
-        let held: Vec<RawFd> = living.iter().map(|child| child.as_raw_fd()).chain(tied.far_ends()).collect();
+        let children = living.iter().map(|child| child.as_raw_fd()).chain(list.new.iter().copied());
+        let held: Vec<RawFd> = children.chain(tied.far_ends()).collect();
         if let Ok(messages) = self.hold.keep(&held) {
             self.hold.let_go(std::mem::replace(&mut list.messages, messages));
         }

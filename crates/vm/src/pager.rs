@@ -210,15 +210,15 @@ impl Pager {
         owner.has_room(self.registry.lock().spaces.len(), self.capacity.load(Relaxed))
     }
 
-    /// Adds an address space. If its faults cannot be heard of, it is added as one that is gone: were its userfaultfd closed, a forked child
-    /// would read zeros.
+    /// Adds an address space; tells whether its faults are heard of. If not, it is added as one that is gone: were its userfaultfd closed,
+    /// a forked child would read zeros.
     pub(crate) fn register(
         &self,
         uffd: Uffd,
         state: State,
         account: Arc<dyn Account>,
         owner: Arc<Owner>,
-    ) -> io::Result<Arc<Space>> {
+    ) -> (Arc<Space>, io::Result<()>) {
         let mut registry = self.registry.lock();
         registry.next += 1;
         let space = Arc::new(Space::new(registry.next, uffd, state, account, owner));
@@ -227,7 +227,7 @@ impl Pager {
         space.lock().gone |= added.is_err();
         registry.spaces.insert(space.id, space.clone());
         self.left_alone.fetch_add(1, Release);
-        added.map(|()| space)
+        (space, added)
     }
 
     /// Takes a process under management: its worker, and its userfaultfd fresh from the kernel.
@@ -247,7 +247,8 @@ impl Pager {
         }
         uffd.handshake(MAIN_FEATURES)?;
         prove(&uffd, &worker)?;
-        let space = self.register(uffd, State::default(), account, owner)?;
+        let (space, added) = self.register(uffd, State::default(), account, owner);
+        added?;
         {
             let (mut state, worker) = (space.lock(), Arc::new(worker));
             space.note_areas_of(&worker);
@@ -435,9 +436,10 @@ impl Pager {
     }
 
     /// Takes a child of `space` whose contents are lost: its threads get an error for what it misses ([`Pager::deny_waiting`]).
-    pub(crate) fn forsake(&self, space: &Space, child: Uffd) {
-        let state = State { gone: true, ..State::default() };
-        drop(self.register(child, state, space.account(), space.owner.clone()));
+    pub(crate) fn forsake(&self, space: &Space, state: &State, child: Uffd) {
+        let lost = State { gone: true, ..State::default() };
+        let (child, _) = self.register(child, lost, space.account(), space.owner.clone());
+        state.heirs.iter().for_each(|heirs| heirs.note(&child));
     }
 
     /// Denies pages to threads that wait for memory whose contents are lost. Its program has been killed for that, but other processes
@@ -453,7 +455,10 @@ impl Pager {
             match message {
                 Message::Fault { address, .. } => pages.push(address),
                 // It would miss the same contents.
-                Message::Fork(child) => self.forsake(space, child),
+                Message::Fork(child) => {
+                    state.heirs.iter().for_each(|heirs| heirs.keep(&child));
+                    self.forsake(space, state, child);
+                }
                 Message::Change(_) => {}
             }
         }
