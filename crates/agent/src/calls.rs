@@ -1,8 +1,9 @@
-//! System calls that a program makes past the functions that libc has for them: `prctl`, `syscall` and `clone`, interposed.
+//! System calls that a program makes past the functions that libc has for them: what is done in `prctl`, `syscall` and `clone`
+//! (`interposed`).
 //!
 //! 1. **Filters of system calls.** A filter may kill for a call that the program does not make itself, such as those of the fork
 //!    handler. Whether there is one cannot be asked without a call. So the agent notes when one is installed. A filter that was
-//!    there when the program was executed is not noticed, and need not be: the constructor has made the same calls under it.
+//!    there when the program was executed is not noticed: a program whose filter kills for these calls has ended in the constructor.
 //! 2. **Forks.** A child that is made by the bare system call, as sandboxes do, runs no fork handler of libc's. It gets the
 //!    agent's here.
 //! 3. **Hints.** `madvise` by way of `syscall` is handled as the function is (`hints`).

@@ -1,4 +1,4 @@
-//! `madvise` and `shmat`, interposed: hints of the program go to the manager.
+//! What is done in `madvise` and `shmat` (`interposed`): hints of the program go to the manager.
 //!
 //! `MADV_PAGEOUT` and `MADV_COLD` are followed by the manager. `MADV_WIPEONFORK` empties a range in forked children,
 //! which the manager cannot see; it brings the range back and leaves it alone from then on, before the kernel is told.

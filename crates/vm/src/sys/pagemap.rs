@@ -129,6 +129,7 @@ impl Region {
 
 /// `struct pm_scan_arg` of linux/fs.h.
 #[repr(C)]
+#[derive(Default)]
 struct Scan {
     size: u64,
     flags: u64,
@@ -147,19 +148,6 @@ struct Scan {
 impl Scan {
     /// A search of `range` for any pages.
     fn of(range: Range) -> Scan {
-        Scan {
-            size: size_of::<Scan>() as u64,
-            flags: 0,
-            start: range.start,
-            end: range.end,
-            walk_end: 0,
-            regions: 0,
-            regions_len: 0,
-            max_pages: 0,
-            inverted: 0,
-            mask: 0,
-            any_of: 0,
-            returned: 0,
-        }
+        Scan { size: size_of::<Scan>() as u64, start: range.start, end: range.end, ..Scan::default() }
     }
 }
