@@ -53,6 +53,28 @@ def robust_mutexes_in_private_memory(context: Context, test):
     yield run_program(context, test, "robustnodes", "every mutex passed to the next owner", context.size(3, 30))
 
 
+@test("whole-memory", 60, beside=True)
+def whole_memory(context: Context, test):
+    """A program that reads, populates or locks all that is mapped does not wait, and is evicted from afterwards."""
+    for what in ("scan", "populate", "lock", "unlock"):
+        result = run_program(context, test, "locksall", "right", what)
+        yield Result(f"whole-memory: {what}", result.ok, result.detail)
+
+
+@test("moved-onto", 90, beside=True)
+def moved_onto(context: Context, test):
+    """Evicted memory that is moved onto memory that is being evicted keeps its contents, also while a thread reads all that is mapped."""
+    yield run_program(context, test, "movedonto", "what was moved is whole", context.size(6, 60))
+
+
+@test("launcher", 60, beside=True)
+def launchers(context: Context, test):
+    """Programs that set the processors of their children, and child subreapers that wait until they have none, find what they do without uzswap."""
+    for what, said in (("pin", "0 lost"), ("wait", "3 children"), ("execwait", "3 children"), ("chain", "few children")):
+        result = run_program(context, test, "launcher", said, what, limit="16M")
+        yield Result(f"launcher: {what}", result.ok, result.detail)
+
+
 @test("own-names", 30, needs_uzswap=False, beside=True)
 def own_names(context: Context, test):
     """Functions of a program's libraries that are named as libc's are called, and not the agent's."""

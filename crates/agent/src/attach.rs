@@ -186,7 +186,6 @@ fn attach(job: Job, inheritance: Option<Inheritance>) {
     // Far from all limits a program begins at once, and need not have been seen if it ends as soon.
     let may_wait = !inherits && BOARD_PAGE.limits_are_far.load(Relaxed) == 1;
     CONTROL.store(0, Relaxed);
-    let processors = sys::stay_here();
     let made = Region::map().and_then(|region| {
         let control = region.control() as *mut Control;
         // SAFETY: the control block is fresh, zeroed, page-aligned memory of ours, larger than a Control.
@@ -194,7 +193,7 @@ fn attach(job: Job, inheritance: Option<Inheritance>) {
             let beacon = if inherited != 0 { inherited } else { region.beacon() };
             BEACON.store(beacon, Relaxed);
             let id = call!(sys::SYS_GETPID) as i32;
-            let program = Program { job, id, forked, inherits, nonce, may_wait, processors };
+            let program = Program { job, id, forked, inherits, nonce, may_wait };
             control.write(Control::new(program, beacon, region));
         }
         let mask = sys::block_signals();
@@ -217,7 +216,6 @@ fn attach(job: Job, inheritance: Option<Inheritance>) {
         unsafe { (BEACON.load(Relaxed) as *mut u64).write_volatile(beacon::ATTACHED) };
         Ok(())
     });
-    processors.iter().for_each(sys::run_on);
     if made.is_err() {
         if inherits && look_at_beacon()[0] != beacon::INHERITED {
             sys::die();
@@ -234,7 +232,7 @@ fn start_worker(region: Region, control: *const Control) -> isize {
     // SAFETY: the stacks are parts of the shared mapping that no other thread uses; they live as long as the address space. The
     // usher has ended when its call returns. The worker only ever changes the control block's atomics.
     unsafe {
-        if BOARD_PAGE.is_in_managers_pid_namespace() {
+        if BOARD_PAGE.is_in_managers_pid_namespace() && !sys::is_subreaper() {
             let usher =
                 sys::clone_memory(sys::CLONE_VFORK, region.usher_stack_top() as *mut u8, worker::usher, control);
             if usher > 0 {
@@ -244,6 +242,8 @@ fn start_worker(region: Region, control: *const Control) -> isize {
                 usher
             }
         } else {
+            // Those of programs that this process has executed before.
+            sys::collect_exited();
             let worker = sys::clone_memory(0, region.stack_top() as *mut u8, worker::alone, control);
             if worker > 0 && !(*control).may_wait() && !(*control).wait_until_settled(worker) {
                 sys::die();

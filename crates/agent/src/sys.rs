@@ -33,10 +33,7 @@ pub const SYS_GETPPID: usize = 110;
 pub const SYS_SETSID: usize = 112;
 pub const SYS_PRCTL: usize = 157;
 pub const SYS_FUTEX: usize = 202;
-pub const SYS_SCHED_SETAFFINITY: usize = 203;
-pub const SYS_SCHED_GETAFFINITY: usize = 204;
 pub const SYS_EXIT_GROUP: usize = 231;
-pub const SYS_GETCPU: usize = 309;
 pub const SYS_KCMP: usize = 312;
 pub const SYS_CLOSE: usize = 3;
 pub const SYS_WRITE: usize = 1;
@@ -51,6 +48,9 @@ pub const SYS_IO_SUBMIT: usize = 209;
 pub const SYS_IO_URING_SETUP: usize = 425;
 pub const SYS_IO_URING_REGISTER: usize = 427;
 pub const SYS_MSEAL: usize = 462;
+pub const SYS_MUNLOCK: usize = 150;
+pub const SYS_WAITID: usize = 247;
+pub const SYS_GETSID: usize = 124;
 pub const SYS_KILL: usize = 62;
 pub const SYS_READLINK: usize = 89;
 pub const SYS_FLOCK: usize = 73;
@@ -60,7 +60,9 @@ pub const SYS_OPENAT: usize = 257;
 pub const ESRCH: isize = 3;
 pub const EAGAIN: isize = 11;
 pub const EBUSY: isize = 16;
+pub const EFAULT: isize = 14;
 pub const EEXIST: isize = 17;
+pub const EINVAL: isize = 22;
 pub const ENOENT: isize = 2;
 pub const EINTR: isize = 4;
 
@@ -195,6 +197,27 @@ pub fn has_ended(pid: isize) -> bool {
     unsafe { call!(SYS_WAIT4, pid, 0, WNOHANG_WCLONE, 0) == pid }
 }
 
+/// Collects children that `clone_memory` made, have left the caller's session and have exited with status 0, as far as no other one lies
+/// before them. A process that has executed another program does not know their numbers any more.
+pub fn collect_exited() {
+    const P_ALL: usize = 0;
+    // WEXITED, WNOHANG, __WCLONE; and WNOWAIT.
+    const ENDED: usize = 0x8000_0005;
+    const LOOK: usize = 0x0100_0000;
+    const CLD_EXITED: i32 = 1;
+    loop {
+        let mut info = [0i32; 32];
+        // SAFETY: the structure is as long as the kernel's `siginfo_t`.
+        let looked = unsafe { call!(SYS_WAITID, P_ALL, 0, &raw mut info, ENDED | LOOK, 0) };
+        let (code, pid, status) = (info[2], info[4] as isize, info[6]);
+        // SAFETY: no pointers.
+        if looked < 0 || (code, status) != (CLD_EXITED, 0) || unsafe { call!(SYS_GETSID, pid) } != pid {
+            return;
+        }
+        collect(pid);
+    }
+}
+
 /// Whether `pid` is, in this process's pid namespace, the process whose pidfds have the inode number `inode`: no other has, in any
 /// namespace (Linux 6.9). None where that cannot be told.
 pub fn is_process(pid: i32, inode: u64) -> Option<bool> {
@@ -224,31 +247,13 @@ pub fn is_in_pid_namespace(inode: u64) -> bool {
     digits.fold(0u64, |number, digit| number.wrapping_mul(10).wrapping_add(u64::from(digit - b'0'))) == inode
 }
 
-/// A set of processors.
-pub type Processors = [u64; 16];
-
-/// Keeps the caller on the processor where it is; returns where it might run before. None if that is not known.
-///
-/// What it clones starts there too, and waits for it there. On another processor, which would be idle, that takes longer: on
-/// a virtual machine by some 30 microseconds each time.
-pub fn stay_here() -> Option<Processors> {
-    let (mut before, mut here, mut processor): (Processors, Processors, u32) = ([0; 16], [0; 16], 0);
-    // SAFETY: the sets live on this stack, and their size is said.
-    unsafe {
-        if call!(SYS_SCHED_GETAFFINITY, 0, size_of::<Processors>(), &raw mut before) < 0
-            || call!(SYS_GETCPU, &raw mut processor, 0, 0) < 0
-        {
-            return None;
-        }
-        *here.get_mut(processor as usize / 64)? = 1 << (processor % 64);
-        (call!(SYS_SCHED_SETAFFINITY, 0, size_of::<Processors>(), &raw const here) >= 0).then_some(before)
-    }
-}
-
-/// Lets the caller run on these processors.
-pub fn run_on(processors: &Processors) {
-    // SAFETY: the set is as long as said.
-    unsafe { call!(SYS_SCHED_SETAFFINITY, 0, size_of::<Processors>(), processors.as_ptr()) };
+/// Whether orphans among this process's descendants become its children.
+pub fn is_subreaper() -> bool {
+    const PR_GET_CHILD_SUBREAPER: usize = 37;
+    let mut is_set = 0i32;
+    // SAFETY: the kernel writes one int.
+    unsafe { call!(SYS_PRCTL, PR_GET_CHILD_SUBREAPER, &raw mut is_set) };
+    is_set != 0
 }
 
 /// Blocks every signal; returns the mask as it was.

@@ -2,14 +2,15 @@
 //!
 //! 1. The program clones an usher, the usher clones the worker and ends: so the worker is no child of the program, which
 //!    would otherwise hear of its end (a process that executes another program hears of all its children). In a pid namespace
-//!    inside that of the manager there is no usher: an orphan would become an ordinary child of the namespace's first
-//!    process, which may wait until it has none. There the worker is a child of the program without an exit signal, which a
-//!    plain `wait` does not see.
+//!    inside that of the manager, and for a child subreaper, there is no usher: an orphan would become an ordinary child of the
+//!    namespace's first process or of the subreaper, which may wait until it has none. There the worker is a child of the program
+//!    without an exit signal, which a plain `wait` does not see.
 //! 2. It leaves everything of the program but the memory: descriptors, session, signals.
 //! 3. It opens the userfaultfds (one for the program's memory and the staging area, one for the trash area), and attaches
 //!    to the manager.
-//! 4. It obeys: TETHER ties the program to the life of the manager (`tether.rs`), EVICT moves pages into the staging area, DISCARD frees pages of the staging area, COLLAPSE makes a huge page of
-//!    small ones, which changes nothing that a program could read. HEADS tells it whose robust mutexes to look after (`robust.rs`).
+//! 4. It obeys: TETHER ties the program to the life of the manager (`tether.rs`), EVICT moves pages into the staging area, DISCARD
+//!    frees pages of the staging area, COLLAPSE makes a huge page of small ones, which changes nothing that a program could read.
+//!    HEADS tells it whose robust mutexes to look after (`robust.rs`).
 //!
 //! An EVICT is issued on the userfaultfd that also watches the source. The kernel refuses (EAGAIN) to move on it from
 //! the moment an unmap, remap or fork of watched memory begins until the manager has read the event of it; and the
@@ -35,15 +36,17 @@ use core::sync::atomic::{
 
 use uzswap_proto::{
     GREETING_WORDS, HUGE_PAGE_SIZE, Hello, Job, MAX_BATCH_PAGES, MAX_WORDS, Nonce, PAGE_SIZE, Run, SOCKET_NAME,
-    SOCKET_PATH, beacon, call, evict, evicted, kind, step,
+    SOCKET_PATH, TRASH_PAGES, beacon, call, evict, evicted, kind, step,
 };
 
 use crate::area::{REGION_LEN, Region};
 use crate::attach::socket_path;
 use crate::family;
 use crate::robust::Lists;
-use crate::sys::{self, EAGAIN, EBUSY, EEXIST, EINTR, ENOENT, ESRCH, Processors, call};
+use crate::sys::{self, EAGAIN, EBUSY, EEXIST, EFAULT, EINTR, EINVAL, ENOENT, ESRCH, call};
 use crate::tether::{self, Tie};
+
+const MADV_DONTNEED: usize = 4;
 
 /// The program that gets a worker.
 pub struct Program {
@@ -59,8 +62,6 @@ pub struct Program {
     pub nonce: Option<Nonce>,
     /// Whether it runs on at once, and is attached if it is still there a while later.
     pub may_wait: bool,
-    /// Where it may run, if its thread stays where it is meanwhile.
-    pub processors: Option<Processors>,
 }
 
 /// The name of a worker, as `/proc/PID/comm` tells it.
@@ -197,10 +198,7 @@ pub extern "C" fn main(control: *const Control) -> ! {
     }
     match Worker::attach(control) {
         // The program runs on when the manager says so: it is seen to grow from its first page on.
-        Some(worker) => {
-            control.program.processors.iter().for_each(sys::run_on);
-            worker.obey(control)
-        }
+        Some(worker) => worker.obey(control),
         None => control.settle(),
     }
     sys::exit(0)
@@ -506,7 +504,7 @@ impl Worker {
 
     /// Finds out where a page is of which the kernel says that something was at its destination already (EEXIST).
     ///
-    /// Nothing was there before. But where the kernel migrates pages at the same time, a UFFDIO_MOVE of several pages may say so of pages that
+    /// Nothing was there before: the manager has nothing moved to where it has given the program a page. But where the kernel migrates pages at the same time, a UFFDIO_MOVE of several pages may say so of pages that
     /// it has moved itself (docs/decisions/0010-changes-without-an-event.md). So the page is moved back.
     fn where_is(&self, to: u64, from: u64) -> u8 {
         match move_pages(self.uffd, from, to, 1, 0) {
@@ -525,7 +523,6 @@ impl Worker {
     /// (ENOENT) before it is refused because the memory is private (EINVAL).
     fn watched(&self, start: u64, end: u64) -> Watched {
         const UFFDIO_CONTINUE: usize = 0xc020_aa07;
-        const EINVAL: isize = 22;
         if end <= start {
             return Watched::No;
         }
@@ -541,6 +538,9 @@ impl Worker {
     /// Moves pages from the head of a run; gives how many went, and if none did, the status of the first.
     fn move_run(&self, to: u64, from: u64, pages: usize, touch: bool) -> (usize, u8) {
         let mut result = move_pages(self.uffd, to, from, pages, 0);
+        if result == -EINVAL && self.empty_trash(1) {
+            result = move_pages(self.uffd, to, from, pages, 0);
+        }
         if result == -EBUSY && touch && touch_page(from) {
             result = move_pages(self.uffd, to, from, 1, 0);
         }
@@ -562,7 +562,6 @@ impl Worker {
 
     fn discard(&self, address: u64, pages: u64) {
         const ALLOW_SRC_HOLES: u64 = 2;
-        const MADV_DONTNEED: usize = 4;
         let trash = self.region.trash() as u64;
         let pages = pages.min(MAX_BATCH_PAGES as u64);
         let (mut done, mut retries) = (0, RETRIES);
@@ -570,21 +569,41 @@ impl Worker {
             let from = address + done * PAGE_SIZE as u64;
             match move_pages(self.trash_uffd, trash, from, (pages - done) as usize, ALLOW_SRC_HOLES) {
                 moved if moved > 0 => {
-                    // SAFETY: the trash area is ours.
-                    unsafe { call!(sys::SYS_MADVISE, trash, moved, MADV_DONTNEED) };
+                    self.empty_trash(moved as usize / PAGE_SIZE);
                     done += moved as u64 / PAGE_SIZE as u64;
                 }
                 result if result == -EAGAIN => {}
-                // Moved, though the kernel says otherwise (see `where_is`). What has left is skipped next time.
+                // Moved, though the kernel says otherwise (see `where_is`), or the program has touched the trash area. What has left
+                // is skipped next time.
                 result if result == -EEXIST && retries > 0 => {
                     retries -= 1;
-                    // SAFETY: the trash area is ours.
-                    unsafe { call!(sys::SYS_MADVISE, trash, (pages - done) * PAGE_SIZE as u64, MADV_DONTNEED) };
+                    self.empty_trash((pages - done) as usize);
+                }
+                // The program has locked or written the staging area: an error lies where nothing was moved to.
+                result if result == -EFAULT && retries > 0 => {
+                    retries -= 1;
+                    // SAFETY: nothing of the program's is there.
+                    unsafe { call!(sys::SYS_MADVISE, from, PAGE_SIZE, MADV_DONTNEED) };
                 }
                 _ => break,
             }
         }
         self.say(&[kind::DISCARDED, done], &[]);
+    }
+
+    /// Frees the first pages of the trash area. Returns whether the program had locked the area (`mlockall`), which is undone: what is
+    /// locked can neither be discarded, nor does the kernel move into it what is not.
+    fn empty_trash(&self, pages: usize) -> bool {
+        let (staging, trash) = (self.region.staging(), self.region.trash());
+        // SAFETY: both areas are ours, and what lies between them. The contents of the trash area are not needed.
+        unsafe {
+            let locked = call!(sys::SYS_MADVISE, trash, pages * PAGE_SIZE, MADV_DONTNEED) == -EINVAL;
+            if locked {
+                call!(sys::SYS_MUNLOCK, staging, trash + TRASH_PAGES * PAGE_SIZE - staging);
+                call!(sys::SYS_MADVISE, trash, pages * PAGE_SIZE, MADV_DONTNEED);
+            }
+            locked
+        }
     }
 }
 
@@ -618,7 +637,6 @@ fn look(page: usize) -> Option<Nonce> {
 
 /// Whether faults of this forked child are served by a living manager: its beacon, emptied, is filled again.
 fn is_served(control: &Control) -> bool {
-    const MADV_DONTNEED: usize = 4;
     while_waited_for(control, || {
         // SAFETY: the beacon is the agent's own page, of which only this process uses the first word. If the program has unmapped
         // it the worker ends here by a signal, and the program runs on.

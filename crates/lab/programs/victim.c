@@ -817,6 +817,28 @@ static int other_process(struct region *r, int poke)
 static int do_vm_readv(struct region *r) { return other_process(r, 0); }
 static int do_ptrace(struct region *r) { return other_process(r, 1); }
 
+/* Reads a byte of some pages of all that is mapped, by a call: another thread may unmap it meanwhile. */
+static int do_scan(struct region *r)
+{
+	FILE *maps = fopen("/proc/self/maps", "r");
+	unsigned long start, end;
+	char line[512], rights[5];
+
+	if (!maps)
+		return -1;
+	while (fgets(line, sizeof line, maps)) {
+		if (sscanf(line, "%lx-%lx %4s", &start, &end, rights) != 3 || *rights != 'r')
+			continue;
+		for (unsigned long at = start + pick(r, 64) * PAGE; at < end; at += 64 * PAGE) {
+			char byte;
+			struct iovec to = { &byte, 1 }, from = { (void *)at, 1 };
+
+			process_vm_readv(getpid(), &to, 1, &from, 1, 0);
+		}
+	}
+	return fclose(maps);
+}
+
 /* Sends a run out of evicted memory, and receives it into other evicted memory, which then has its contents. */
 static int through(struct region *r, int in, int out, size_t first, size_t to, size_t count)
 {
@@ -1125,6 +1147,7 @@ static const struct {
 	{ "fork", do_fork, 6 }, { "raw-clone", do_raw_clone, 3 }, { "userns", do_userns, 1 }, { "netns", do_netns, 1 },
 	{ "pidns", do_pidns, 1 }, { "vfork", do_vfork, 2 }, { "spawn", do_spawn, 2 }, { "exec", do_exec, 2 },
 	{ "core", do_core, 1 }, { "rlimit", do_rlimit, 1 }, { "vm-readv", do_vm_readv, 2 }, { "ptrace", do_ptrace, 2 },
+	{ "scan", do_scan, 2 },
 	{ "pipe", do_pipe, 4 }, { "socket", do_socket, 4 }, { "direct", do_direct, 3 }, { "splice", do_splice, 3 },
 	{ "uring", do_uring, 3 }, { "signals", do_signals, 3 }, { "robust", do_robust, 2 },
 };

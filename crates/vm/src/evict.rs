@@ -404,6 +404,7 @@ impl Pager {
                 let mut state = space.lock();
                 // A page that could neither be stored nor put back stays, and so does what came after it.
                 let done = run.iter().take_while(|(sequence, _)| state.staging.get(*sequence).is_none()).count();
+                state.staging.begin_discard(done);
                 state.request = Some(Request::Discard { pages: done });
                 done
             };

@@ -23,6 +23,7 @@ use crate::PAGE;
 use crate::crew::PART;
 use crate::epoch::{self, Change, Event, Order};
 use crate::evict::STORE_PAGES;
+use crate::heirs::Heirs;
 use crate::log::log;
 use crate::noisy::SETTLES_WITHIN;
 use crate::pager::{Account, NO_ROOM, Pager, read_pages, with_buffer};
@@ -229,7 +230,7 @@ impl Pager {
         let (mut rest, had_forks) = (ordered, !forks.is_empty());
         for (number, child) in forks.into_iter().enumerate() {
             let mut said = Vec::new();
-            let inherited = |address| was_inherited(&child, address, &mut said);
+            let inherited = |address| was_inherited(&child, address, &mut said, state.heirs.as_deref());
             let (before, after) = epoch::split(&state.registered, rest, number, inherited);
             before.into_iter().for_each(|event| state.apply(&self.engine, event.change));
             if number == 0 {
@@ -469,6 +470,15 @@ impl Pager {
     fn answer_untouched(&self, space: &Space, state: &mut State, pass: &mut Pass, fault: Fault) -> Answer {
         static ZEROS: [u8; MOST_ZEROS * PAGE_SIZE] = [0; MOST_ZEROS * PAGE_SIZE];
         let page = fault.page;
+        if let Some(place) = space.staging_place(state, page) {
+            state.staging.litter(place);
+            if fault.write {
+                // The program locks all of its memory (`mlockall`), or writes where it has no business.
+                let _ = space.uffd.poison(page);
+                pass.filled.push(Range::page(page));
+                return Answer::Done;
+            }
+        }
         let (filled, error) = if fault.write {
             if !pass.admits(space, 1) {
                 return Answer::NoRoom;
@@ -833,13 +843,19 @@ fn deny(child: &Uffd, staged: &[(u32, u64)], wiped: &RangeSet) {
 
 /// Whether a forked child has inherited `address` registered. What the child says meanwhile is added to `said`: were it
 /// not read, the child could not go on, and what it changes itself says nothing of what it has inherited.
-fn was_inherited(child: &Uffd, address: u64, said: &mut Vec<Message>) -> Option<bool> {
+fn was_inherited(child: &Uffd, address: u64, said: &mut Vec<Message>, heirs: Option<&Heirs>) -> Option<bool> {
     let mut tries = 0;
     loop {
         match child.probe(address) {
             Probe::Changing => {
-                // An error is told again to whoever reads next.
+                let known = said.len();
+                // An error is told again to the thread that reads next.
                 let _ = child.read(said);
+                for message in &said[known..] {
+                    if let (Message::Fork(its_child), Some(heirs)) = (message, heirs) {
+                        heirs.keep(its_child);
+                    }
+                }
                 wait_for_program(child, &mut tries);
             }
             Probe::Gone => return None,

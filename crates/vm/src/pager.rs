@@ -247,14 +247,15 @@ impl Pager {
         }
         uffd.handshake(MAIN_FEATURES)?;
         prove(&uffd, &worker)?;
-        let (space, added) = self.register(uffd, State::default(), account, owner);
-        added?;
-        {
-            let (mut state, worker) = (space.lock(), Arc::new(worker));
-            space.note_areas_of(&worker);
-            state.program = Some(worker.program);
-            state.worker = Some(worker);
+        let worker = Arc::new(worker);
+        // From the beginning: a thread may look at the staging area at once.
+        let state = State { program: Some(worker.program), worker: Some(worker.clone()), ..State::default() };
+        let (space, added) = self.register(uffd, state, account, owner);
+        if let Err(error) = added {
+            space.lock().worker = None;
+            return Err(error);
         }
+        space.note_areas_of(&worker);
         Ok(space)
     }
 
@@ -531,13 +532,15 @@ pub(crate) fn read_pages(worker: &Worker, sequences: &[u32], data: &mut [u8]) ->
 /// They are not, or the areas cannot be had. `WouldBlock`: the layout is changing; to be called again.
 fn prove(uffd: &Uffd, worker: &Worker) -> io::Result<()> {
     let hello = &worker.hello;
-    prove_area(uffd, worker, hello.staging, hello.staging_proof())?;
+    uffd.register(worker.staging())?;
+    prove_area(uffd, worker, hello.staging_proof())?;
     worker.trash.handshake(MOVE)?;
-    prove_area(&worker.trash, worker, hello.trash, hello.trash_proof())
+    // No thread would answer a fault there, and a program may look at all of its memory, or lock it.
+    worker.trash.register_quietly(Range::new(hello.trash, hello.trash_proof() + PAGE))?;
+    prove_area(&worker.trash, worker, hello.trash_proof())
 }
 
-fn prove_area(uffd: &Uffd, worker: &Worker, area: u64, proof: u64) -> io::Result<()> {
-    uffd.register(Range::new(area, proof + PAGE))?;
+fn prove_area(uffd: &Uffd, worker: &Worker, proof: u64) -> io::Result<()> {
     let nonce = process::nonce()?;
     match uffd.copy(proof, &process::page_of(&nonce)).1 {
         Some(FillError::Changing) => Err(io::ErrorKind::WouldBlock.into()),

@@ -10,7 +10,7 @@
 //! - A page that is `Stored` holds one reference on its slot; of one that is `Loading` the load holds it, and gives it back if
 //!   the page is to be stored again.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 use std::io;
 use std::os::fd::{AsRawFd, RawFd};
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, AtomicU64, AtomicUsize, Ordering::Relaxed};
@@ -125,6 +125,16 @@ impl Worker {
     /// The address of the page of the staging area that `sequence` stands for.
     pub(crate) fn staging_page(&self, sequence: u32) -> u64 {
         self.hello.staging + u64::from(sequence) % STAGING_PAGES as u64 * PAGE
+    }
+
+    /// The staging area, with its proof page.
+    pub(crate) fn staging(&self) -> Range {
+        Range::new(self.hello.staging, self.hello.staging_proof() + PAGE)
+    }
+
+    /// The place of a page in the staging area, if it lies there.
+    pub(crate) fn staging_place(&self, page: u64) -> Option<usize> {
+        self.staging().contains(page).then(|| ((page - self.hello.staging) / PAGE) as usize)
     }
 
     /// The agent's region: nothing of the program's.
@@ -331,6 +341,15 @@ impl Space {
         *self.areas_of.lock() = Arc::downgrade(worker);
     }
 
+    /// Returns the place of a page in the staging area, if it lies there.
+    pub(crate) fn staging_place(&self, state: &State, page: u64) -> Option<usize> {
+        match &state.worker {
+            Some(worker) => worker.staging_place(page),
+            // The area of one that is about to be taken on is watched already.
+            None => self.areas_of.lock().upgrade()?.staging_place(page),
+        }
+    }
+
     /// Denies what is missing in the worker's areas: threads that read there, and those that wait there, get an error.
     ///
     /// The manager watches these areas itself. A page that the worker has not put there, or has taken away, is waited for by the thread
@@ -342,7 +361,7 @@ impl Space {
         let hello = &worker.hello;
         // A claim that is not proven may have given one in the place of the other. What is present stays.
         for uffd in [&self.uffd, &worker.trash] {
-            let staging = (hello.staging..=hello.staging_proof()).step_by(PAGE as usize);
+            let staging = (worker.staging().start..worker.staging().end).step_by(PAGE as usize);
             staging.chain([hello.trash_proof()]).all(|page| uffd.poison(page) != Err(FillError::Gone));
         }
     }
@@ -746,12 +765,18 @@ impl Pace {
 }
 
 /// The staging area as a ring: entry `head + i` names the page that waits there.
+///
+/// A place is *littered* if a thread of the program has looked there while it was empty, and was given a page. Nothing is moved
+/// there: the kernel would say that it is occupied (EEXIST), as it does at times of what it has moved itself, and not whether the page to
+/// be moved was there at all. The entry is passed over, and the place is emptied with others.
 #[derive(Default)]
 pub(crate) struct Staging {
     head: u32,
     entries: VecDeque<Option<u64>>,
     /// Entries that name a page.
     live: usize,
+    /// Places of the area, numbered from 0.
+    littered: BTreeSet<usize>,
 }
 
 impl Staging {
@@ -766,12 +791,25 @@ impl Staging {
 
     /// Reserves room for up to `pages` pages in one run of the area; gives the first sequence number and how many.
     pub fn reserve(&mut self, pages: usize) -> (u32, usize) {
+        while self.entries.len() < STAGING_PAGES && self.littered.contains(&self.next_place()) {
+            self.entries.push_back(None);
+        }
+        let (first, place) = (self.sequence(self.entries.len()), self.next_place());
         let free = STAGING_PAGES - self.entries.len();
-        let first = self.sequence(self.entries.len());
-        let until_wrap = STAGING_PAGES - first as usize % STAGING_PAGES;
-        let count = pages.min(free).min(until_wrap);
+        let end = self.littered.range(place..).next().copied().unwrap_or(STAGING_PAGES);
+        let count = pages.min(free).min(end - place);
         self.entries.extend(std::iter::repeat_n(None, count));
         (first, count)
+    }
+
+    /// The place in the area of the next entry.
+    fn next_place(&self) -> usize {
+        self.sequence(self.entries.len()) as usize % STAGING_PAGES
+    }
+
+    /// Notes that a thread that has looked there is given a page at a place of the area.
+    pub fn litter(&mut self, place: usize) {
+        self.littered.insert(place);
     }
 
     /// Names the page of an entry.
@@ -803,6 +841,13 @@ impl Staging {
     pub fn oldest_run(&self, pages: usize) -> usize {
         let until_wrap = STAGING_PAGES - self.head as usize % STAGING_PAGES;
         pages.min(self.entries.len()).min(until_wrap)
+    }
+
+    /// The memory of the oldest entries is about to be freed. A thread that looks there from now on may litter it again.
+    pub fn begin_discard(&mut self, pages: usize) {
+        if !self.littered.is_empty() {
+            (0..pages).for_each(|index| _ = self.littered.remove(&(self.sequence(index) as usize % STAGING_PAGES)));
+        }
     }
 
     /// The memory of the oldest entries is free.

@@ -146,6 +146,12 @@ impl Uffd {
         self.ioctl(UFFDIO_REGISTER, &mut [range.start, range.len(), MODE_MISSING, 0])
     }
 
+    /// Lets pages be moved into a range and filled there. Threads find zeros where it is empty: they do not wait.
+    pub fn register_quietly(&self, range: Range) -> io::Result<()> {
+        const MODE_WRITE_PROTECTED: u64 = 2;
+        self.ioctl(UFFDIO_REGISTER, &mut [range.start, range.len(), MODE_WRITE_PROTECTED, 0])
+    }
+
     /// Watches a range no longer. Threads that wait for a page of it go on.
     pub fn unregister(&self, range: Range) {
         // It fails for what is not watched.
