@@ -81,7 +81,7 @@ def unmanaged(context: Context, test):
     commands = {"a static program": f"{static} private 64 3; exit 5", "shared memory": f"{dynamic} shared 64 3; exit 5",
                 "a cleared environment": f"env -i {dynamic} private 64 3; exit 5",
                 "memory of three processes": f"{dynamic} shared 64 4 3; exit 5",
-                "shared memory beside heaps": f"python3 {PROGRAMS / 'sharedheap.py'}; exit 5",
+                "shared memory beside heaps": f"{dynamic} shared 64 4 2 12; exit 5",
                 "a static program that forks": f"{static} private 64 4 3; exit 5"}
     for what, line in commands.items():
         directory = context.directory()

@@ -392,8 +392,10 @@ impl Parts {
         };
         let mut amounts: Vec<Amount> = holders.iter().map(&mut amount).collect();
         if !is_steady {
-            // What one has come to share was measured in full of another before.
-            amounts.iter_mut().for_each(|amount| amount.measured = 0);
+            // What one has come to share was measured in full of another before: only one of them is certain.
+            let largest = (0..amounts.len()).max_by_key(|&index| amounts[index].measured);
+            let others = (0..amounts.len()).filter(|&index| Some(index) != largest);
+            others.for_each(|index| amounts[index].measured = 0);
         }
         if shares && is_due {
             self.due = Instant::now() + (thread::processor_time() - spent) * PARTING_SHARE;
@@ -489,5 +491,15 @@ mod tests {
         parts.due = Instant::now() + Duration::from_secs(60);
         let later = parts.of(&[holder((1 << 40) + 4096), holder(1 << 40)], Part::of);
         assert_eq!(later[0], Amount { estimated: measured[1].estimated + 4096, measured: 0 }, "it has grown");
+
+        parts.due = Instant::now();
+        let sizes = std::cell::Cell::new(0);
+        let grows = |_: &Holder| {
+            sizes.set(sizes.get() + 1);
+            Some(Part { bytes: sizes.get() << 20, is_steady: sizes.get() != 2 })
+        };
+        let measured = parts.of(&[holder(1 << 40), holder(1 << 40), holder(1 << 40)], grows);
+        let measured: Vec<u64> = measured.iter().map(|amount| amount.measured).collect();
+        assert_eq!(measured, [0, 0, 3 << 20], "what one of them has is certain, while they come to share more");
     }
 }
