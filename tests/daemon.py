@@ -163,8 +163,8 @@ def neighbours(context: Context, test):
                 unless(daemon.count("cgroup/loud/memory.stat", "pgsteal") > 10000, "the loud one was not reclaimed from"))
 
     # What it has in the pool is protected as well.
-    daemon.ask("set", "cgroup/quiet/memory.max", "32M")
-    quiet.touch(0)
+    daemon.ask("set", "cgroup/quiet/memory.max", "24M")
+    wait_until(lambda: daemon.count("cgroup/quiet/memory.stat", "zswapped") > 8 * MIB, 10)
     daemon.ask("set", "cgroup/quiet/memory.max", "max")
     pooled, written = (daemon.count("cgroup/quiet/memory.stat", key) for key in ("zswapped", "zswpwb"))
     for _ in range(10):

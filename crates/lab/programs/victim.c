@@ -258,10 +258,16 @@ static int do_dontneed(struct region *r)
 	return 0;
 }
 
+/* Each page is written first, and so is this process's own. Of one that it shares, the kernel (Linux 6.18) may take the contents from the
+ * other process, too: if a call that pins pages has read it there, its copy passes for unchanged (docs/decisions/0061). */
 static int do_free(struct region *r)
 {
 	size_t first, count = run(r, 64, &first);
 
+	for (size_t p = first; p < first + count; p++)
+		rewrite(r, p);
+	if (pick(r, 2))
+		madvise(r->memory + first * PAGE, count * PAGE, 21);
 	if (madvise(r->memory + first * PAGE, count * PAGE, MADV_FREE))
 		return -1;
 	for (size_t p = first; p < first + count; p++) {

@@ -528,6 +528,7 @@ impl Taker {
                 step.late = true;
                 continue;
             }
+            let silences = session.space.silences();
             if room > 0 {
                 let end = task.end.map(|end| end.max(Instant::now() + SHORTEST_STEP));
                 // An error is that of a process that is going away.
@@ -539,7 +540,7 @@ impl Taker {
             // Without room, what waits in the staging area goes back.
             let keep = if task.hurry || room == 0 { 0 } else { staging_pages(charge) / sessions.len() };
             step.freed += self.pager.store_staged(&session.space, keep).map_or(0, |progress| progress.stored);
-            step.late |= session.space.awaits_answer();
+            step.late |= session.space.awaits_answer() || session.space.silences() != silences;
         }
         step
     }

@@ -495,6 +495,7 @@ impl Pager {
         space.owner.waited(asked.elapsed());
         let words = match heard {
             Ok(None) => {
+                space.silences.fetch_add(1, Relaxed);
                 self.some_are_late.store(true, Relaxed);
                 return Talk::Silent;
             }

@@ -156,7 +156,7 @@ impl Pager {
         let (mut news, mut tries, mut begun, mut noted) = (false, 0, None, 0);
         let mut messages = std::mem::take(&mut state.unheard);
         loop {
-            let read_all = match space.uffd.read(&mut messages) {
+            let read_all = match read(&space.uffd, state.heirs.as_deref(), &mut messages) {
                 Ok(read_all) => read_all,
                 Err(error) => {
                     self.give_up(space, state, forks, &format!("its memory events cannot be read: {error}"));
@@ -177,10 +177,7 @@ impl Pager {
                         }
                         events.push(Event { change, forks_read: forks.len() });
                     }
-                    Message::Fork(child) => {
-                        state.heirs.iter().for_each(|heirs| heirs.keep(&child));
-                        forks.push(child);
-                    }
+                    Message::Fork(child) => forks.push(child),
                 }
             }
             if !read_all {
@@ -841,6 +838,14 @@ fn deny(child: &Uffd, staged: &[(u32, u64)], wiped: &RangeSet) {
     }
 }
 
+/// Reads what there is to read, without waiting; tells whether that was all. Children that were forked are held.
+pub(crate) fn read(uffd: &Uffd, heirs: Option<&Heirs>, messages: &mut Vec<Message>) -> io::Result<bool> {
+    match heirs {
+        Some(heirs) => heirs.read(uffd, messages),
+        None => uffd.read(messages),
+    }
+}
+
 /// Whether a forked child has inherited `address` registered. What the child says meanwhile is added to `said`: were it
 /// not read, the child could not go on, and what it changes itself says nothing of what it has inherited.
 fn was_inherited(child: &Uffd, address: u64, said: &mut Vec<Message>, heirs: Option<&Heirs>) -> Option<bool> {
@@ -848,14 +853,8 @@ fn was_inherited(child: &Uffd, address: u64, said: &mut Vec<Message>, heirs: Opt
     loop {
         match child.probe(address) {
             Probe::Changing => {
-                let known = said.len();
                 // An error is told again to the thread that reads next.
-                let _ = child.read(said);
-                for message in &said[known..] {
-                    if let (Message::Fork(its_child), Some(heirs)) = (message, heirs) {
-                        heirs.keep(its_child);
-                    }
-                }
+                let _ = read(child, heirs, said);
                 wait_for_program(child, &mut tries);
             }
             Probe::Gone => return None,

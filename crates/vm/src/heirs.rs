@@ -4,11 +4,11 @@
 //! worker has tied it. A child made by the instruction `syscall` itself has no worker, so nothing but manager and front would
 //! have a copy; they can be killed at once.
 //!
-//! 1. The memory of a tied program holds the far end of a socket pair, and its children inherit that (`agent/src/tether.rs`). As soon as the
-//!    manager has read of a fork, before it does anything else, it sends the child's userfaultfd there ([`Hold`]). The child's memory
+//! 1. The memory of a tied program holds the far end of a socket pair, and its children inherit that (`agent/src/tether.rs`). The
+//!    manager reads a fork and sends the child's userfaultfd there in one system call ([`Hold::read`]). The child's memory
 //!    then holds its own userfaultfd: without a manager the threads that touch an evicted page wait, until they are killed.
-//! 2. The kernel lets a forking thread go on when the fork has been read, and that thread has the child still to complete. So the
-//!    child runs later than that by some tens of microseconds, and the message is sent within a few.
+//! 2. That a fork is to be read is told by the kernel: nothing can be filled meanwhile (EAGAIN). A fork that comes between this question and
+//!    the read is read by itself and sent at once. So it is where there is no io_uring.
 //! 3. Without a line to the manager such a child would wait for ever if manager and front ended. So the manager ties all children that are
 //!    there and not tied yet ([`Tied`]) when it has read a fork, before work that takes milliseconds, and sends the far ends the same
 //!    way. It does so only if that takes little time, and a child may not be there yet: so the manager looks once more before it
@@ -17,6 +17,7 @@
 //! 4. What is sent stays until it is taken back, oldest first. Once in a while what is still needed is sent once more, and then
 //!    everything older is taken back. Children that are gone or tied by now need nothing.
 
+use std::io;
 use std::os::fd::{AsRawFd, RawFd};
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Release};
@@ -24,11 +25,12 @@ use std::sync::{Arc, Weak};
 
 use parking_lot::{Mutex, MutexGuard};
 
+use crate::PAGE;
 use crate::owner::Owner;
 use crate::pager::Pager;
 use crate::space::Space;
 use crate::sys::tether::Hold;
-use crate::sys::uffd::Uffd;
+use crate::sys::uffd::{AT_ONCE, Message, Probe, Uffd};
 use crate::tied::Tied;
 use crate::visit;
 
@@ -74,9 +76,40 @@ impl Heirs {
         Heirs { hold, tied: Mutex::new(Tied::new(program)), list, asked, met }
     }
 
-    /// Has the userfaultfd of a child held that was just forked.
-    pub fn keep(&self, child: &Uffd) {
-        let mut list = self.list.lock();
+    /// Reads what there is to read from the userfaultfd of the program or of a child of its family, as [`Uffd::read`], and has the
+    /// userfaultfds of children held that were just forked.
+    pub fn read(&self, uffd: &Uffd, messages: &mut Vec<Message>) -> io::Result<bool> {
+        // From before the fork until it is read. One message at a time takes longer.
+        for _ in 0..AT_ONCE {
+            if uffd.is_watched(PAGE) != Probe::Changing {
+                break;
+            }
+            let mut list = self.list.lock();
+            let (message, is_held) = match self.hold.read(uffd) {
+                Ok(Some(read)) => read,
+                Ok(None) => return Ok(true),
+                Err(_) => break,
+            };
+            list.messages += usize::from(is_held);
+            match &message {
+                Some(Message::Fork(child)) if is_held => list.new.push(child.as_raw_fd()),
+                Some(Message::Fork(child)) => self.keep(&mut list, child),
+                _ => {}
+            }
+            messages.extend(message);
+        }
+        let known = messages.len();
+        let result = uffd.read(messages);
+        for message in &messages[known..] {
+            if let Message::Fork(child) = message {
+                self.keep(&mut self.list.lock(), child);
+            }
+        }
+        result
+    }
+
+    /// Has the userfaultfd of a child held.
+    fn keep(&self, list: &mut List, child: &Uffd) {
         // Fails where too many descriptors are on their way. Then manager and front have the only copies, until there is room.
         list.messages += self.hold.keep(&[child.as_raw_fd()]).unwrap_or(0);
         list.new.push(child.as_raw_fd());

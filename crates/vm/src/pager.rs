@@ -27,6 +27,7 @@ use uzswap_engine::{Group, Home, PAGE_SIZE, Page, Zswap};
 use uzswap_proto::{Nonce, kind};
 
 use crate::crew::Crew;
+use crate::fault::read;
 use crate::fault::wait_for_program;
 use crate::heirs::Tie;
 use crate::huge::Collapses;
@@ -448,7 +449,7 @@ impl Pager {
     fn deny_waiting(&self, space: &Space, state: &mut State) {
         let mut messages = std::mem::take(&mut state.unheard);
         // Without an error it says whether that was all; with one there is nothing more to be had.
-        while !space.uffd.read(&mut messages).unwrap_or(true) {}
+        while !read(&space.uffd, state.heirs.as_deref(), &mut messages).unwrap_or(true) {}
         let lists = [std::mem::take(&mut state.waiting), std::mem::take(&mut state.resting)];
         let known = lists.into_iter().flatten().chain(std::mem::take(&mut state.starved)).map(|fault| fault.page);
         let mut pages: Vec<u64> = known.collect();
@@ -456,10 +457,7 @@ impl Pager {
             match message {
                 Message::Fault { address, .. } => pages.push(address),
                 // It would miss the same contents.
-                Message::Fork(child) => {
-                    state.heirs.iter().for_each(|heirs| heirs.keep(&child));
-                    self.forsake(space, state, child);
-                }
+                Message::Fork(child) => self.forsake(space, state, child),
                 Message::Change(_) => {}
             }
         }

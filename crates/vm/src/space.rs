@@ -72,6 +72,8 @@ pub struct Space {
     brought: AtomicI64,
     /// Pages that were wanted again soon after they had been taken.
     missed: AtomicU64,
+    /// How often the worker did not answer in time.
+    pub(crate) silences: AtomicU64,
     /// Held by whoever talks to the worker; before `state` in the lock order.
     pub(crate) conversation: Mutex<()>,
     /// What ties the program to this manager's life, once something of it may be evicted.
@@ -237,7 +239,7 @@ impl Space {
         let (account, state) = (RwLock::new(account), Mutex::new(state));
         let _counted = Counted::new(&owner);
         let (blocked, resisted, fills, pace, noise, held_in, uncharged, brought, missed) = Default::default();
-        let (conversation, tether, awaits_tie, areas_of) = Default::default();
+        let (silences, conversation, tether, awaits_tie, areas_of) = Default::default();
         Space {
             id,
             uffd,
@@ -255,6 +257,7 @@ impl Space {
             uncharged,
             brought,
             missed,
+            silences,
             conversation,
             tether,
             areas_of,
@@ -532,6 +535,11 @@ impl Space {
     /// Returns whether the worker has not answered its last request yet, or the state is not to be had for the moment.
     pub fn awaits_answer(&self) -> bool {
         self.try_lock().is_none_or(|state| state.request.is_some())
+    }
+
+    /// Returns how often the worker did not answer in time. Another thread may have heard the answer since.
+    pub fn silences(&self) -> u64 {
+        self.silences.load(Relaxed)
     }
 
     /// Whether its threads get no memory ([`crate::pager::Pager::rest`]).

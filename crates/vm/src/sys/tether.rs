@@ -5,6 +5,9 @@
 //!
 //! A second socket pair, whose far end lies in a message to the first one, holds the userfaultfds of children ([`Hold`]).
 //!
+//! A child's userfaultfd comes into being when the fork is read. If the thread that reads were killed before it had sent the
+//! descriptor, nothing would hold it. So it reads and sends in one system call ([`Hold::read`]).
+//!
 //! # Safety
 //! Structures and buffers are passed with their true sizes; received descriptors are owned at once.
 
@@ -16,6 +19,10 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 
+use io_uring::{opcode, types};
+
+use super::uffd::{Message, Uffd, decode};
+use super::uring;
 use crate::closing;
 
 /// A socket pair by whose end the kernel kills a process: when this process and all that share its descriptors are gone, if [`Line::far`] is
@@ -125,6 +132,62 @@ impl Hold {
             messages += 1;
         }
         Ok(messages)
+    }
+
+    /// Reads one message of a userfaultfd, without waiting; tells whether it is a fork whose descriptor is held by now. `None` if there is
+    /// nothing to read.
+    ///
+    /// # Errors
+    /// The kernel does not permit it to be done in this way (before Linux 6.10, or without io_uring), or the userfaultfd cannot be read.
+    ///
+    /// The parts of the message are read into the control message that is sent next: the descriptor to where a descriptor has to be,
+    /// and what is zero in a fork, and an address in any other message, into the control message's length. So anything but a fork has a length that the
+    /// kernel refuses.
+    pub fn read(&self, uffd: &Uffd) -> io::Result<Option<(Option<Message>, bool)>> {
+        /// `struct cmsghdr` with one descriptor.
+        #[repr(C)]
+        struct Rights {
+            len: [u8; 8],
+            level: libc::c_int,
+            kind: libc::c_int,
+            descriptor: [u8; 4],
+            unused: [u8; 4],
+        }
+        const _: () = assert!(cfg!(target_endian = "little"), "the low byte of the length comes first");
+        let (mut head, mut middle, mut tail, byte) = ([0u8; 8], [0u8; 5], [0u8; 8], [0u8]);
+        // SAFETY: a number.
+        let len = unsafe { libc::CMSG_LEN(size_of::<RawFd>() as u32) } as u64;
+        let (level, kind) = (libc::SOL_SOCKET, libc::SCM_RIGHTS);
+        let mut rights = Rights { len: len.to_le_bytes(), level, kind, descriptor: [0xff; 4], unused: [0; 4] };
+        let part = |part: &mut [u8]| libc::iovec { iov_base: part.as_mut_ptr().cast(), iov_len: part.len() };
+        let Rights { len: message_len, descriptor, .. } = &mut rights;
+        let parts =
+            [part(&mut head), part(descriptor), part(&mut middle), part(&mut message_len[1..]), part(&mut tail)];
+        let mut buffer = libc::iovec { iov_base: byte.as_ptr().cast_mut().cast(), iov_len: 1 };
+        // SAFETY: all zeros is a header without anything.
+        let mut header: libc::msghdr = unsafe { zeroed() };
+        (header.msg_iov, header.msg_iovlen) = (&raw mut buffer, 1);
+        (header.msg_control, header.msg_controllen) = ((&raw mut rights).cast(), size_of::<Rights>());
+        let read = opcode::Readv::new(types::Fd(uffd.as_raw_fd()), parts.as_ptr(), parts.len() as u32)
+            .rw_flags(libc::RWF_NOWAIT)
+            .build();
+        let near = types::Fd(self.near.as_ref().map_or(-1, AsRawFd::as_raw_fd));
+        let flags = (libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT) as u32;
+        let send = opcode::SendMsg::new(near, &raw const header).flags(flags).build();
+        // SAFETY: all of it lives until the call returns.
+        let results = unsafe { uring::in_one(read, send) };
+        let [read, sent] = results.ok_or(io::ErrorKind::Unsupported)?;
+        if read == -libc::EAGAIN {
+            return Ok(None);
+        }
+        if read != 32 {
+            return Err(io::Error::from_raw_os_error(-read));
+        }
+        let mut raw = [0; 32];
+        let parts = [&head[..], &rights.descriptor, &middle, &rights.len[1..], &tail];
+        parts.into_iter().flatten().zip(&mut raw).for_each(|(from, to)| *to = *from);
+        let words = std::array::from_fn(|word| u64::from_le_bytes(std::array::from_fn(|byte| raw[8 * word + byte])));
+        Ok(Some((decode(&words), sent == 1)))
     }
 
     fn far(&self) -> RawFd {
@@ -265,6 +328,51 @@ mod tests {
         assert!(reaches(1 + MOST_AT_ONCE));
         drop(hold);
         assert!(reaches(300));
+    }
+
+    #[test]
+    fn a_fork_is_held_when_it_has_been_read_and_a_fault_is_not() {
+        let page = crate::PAGE as usize;
+        // SAFETY: fresh memory; a fresh descriptor; the child of a process with other threads makes one call.
+        let (memory, uffd) = unsafe {
+            let rights = libc::PROT_READ | libc::PROT_WRITE;
+            let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+            let memory = libc::mmap(std::ptr::null_mut(), page, rights, flags, -1, 0) as u64;
+            let fd = libc::syscall(libc::SYS_userfaultfd, libc::O_CLOEXEC | libc::O_NONBLOCK) as libc::c_int;
+            (memory, OwnedFd::from_raw_fd(super::super::check(fd).expect("the tests run as root")))
+        };
+        let uffd = Uffd::from(uffd);
+        uffd.handshake(crate::sys::uffd::MAIN_FEATURES).unwrap();
+        uffd.register(crate::range::Range::page(memory)).unwrap();
+        let hold = Hold::new().unwrap();
+        assert!(hold.read(&uffd).unwrap().is_none());
+        let next = || {
+            std::iter::repeat_with(|| hold.read(&uffd).unwrap())
+                .inspect(|read| drop(read.is_none().then(std::thread::yield_now)))
+                .find_map(|read| read)
+                .unwrap()
+        };
+
+        // SAFETY: the page is mapped.
+        let reader = std::thread::spawn(move || unsafe { (memory as *const u8).read_volatile() });
+        let (fault, is_held) = next();
+        assert!(matches!(fault, Some(Message::Fault { address, write: false, .. }) if address == memory), "{fault:?}");
+        assert!(!is_held && receive_descriptors(hold.far()).is_empty());
+        assert!(uffd.copy(memory, &[7; crate::PAGE as usize]).1.is_none());
+        assert_eq!(reader.join().unwrap(), 7);
+
+        // SAFETY: as above.
+        let forker = std::thread::spawn(|| unsafe {
+            let child = libc::fork();
+            if child == 0 {
+                libc::_exit(0);
+            }
+            libc::waitpid(child, std::ptr::null_mut(), 0) == child
+        });
+        let (fork, is_held) = next();
+        assert!(matches!(fork, Some(Message::Fork(_))) && is_held, "{fork:?}");
+        assert_eq!(receive_descriptors(hold.far()).len(), 1);
+        assert!(forker.join().unwrap());
     }
 
     #[test]

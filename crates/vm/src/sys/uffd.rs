@@ -16,7 +16,7 @@ use crate::range::Range;
 use crate::{PAGE, closing};
 
 /// Messages that are read at once.
-const AT_ONCE: usize = 16;
+pub const AT_ONCE: usize = 16;
 
 const UFFD_API: u64 = 0xaa;
 const UFFDIO_API: libc::c_ulong = 0xc018_aa3f;
@@ -330,7 +330,8 @@ fn step(result: io::Result<()>, filled: i64) -> Result<u64, FillError> {
     })
 }
 
-fn decode(raw: &[u64; 4]) -> Option<Message> {
+/// Reads a message as the kernel has written it. A fork's descriptor is to be read once only.
+pub(super) fn decode(raw: &[u64; 4]) -> Option<Message> {
     const PAGEFAULT: u8 = 0x12;
     const FORK: u8 = 0x13;
     const REMAP: u8 = 0x14;

@@ -1,4 +1,5 @@
-//! Several reads of a file at once, by io_uring: the disk works on all of them while one waits for the first.
+//! Several calls at once, by io_uring: reads of a file, so that the disk works on all of them while one waits for the first; and a read and
+//! what is to be done with it, so that no kill comes in between.
 //!
 //! # Safety
 //! The kernel writes to the buffers of a read until it has answered. So nobody returns before all have been answered; if that
@@ -12,6 +13,7 @@ use std::io;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
 
+use io_uring::squeue::{Entry, Flags};
 use io_uring::{IoUring, opcode, types};
 use uzswap_engine::ReadAt;
 
@@ -48,21 +50,7 @@ fn read_at_once(ring: &mut IoUring, file: &File, reads: &mut [ReadAt<'_>]) -> io
         // SAFETY: file and buffer live until the answer, which is waited for below.
         unsafe { ring.submission().push(&entry.user_data(number as u64)) }.expect("a queue as long as it was made");
     }
-    let mut answers = [0; DEPTH];
-    let mut answered = 0;
-    while answered < reads.len() {
-        if let Err(error) = ring.submit_and_wait(reads.len() - answered)
-            && !matches!(error.raw_os_error(), Some(libc::EINTR | libc::EAGAIN | libc::EBUSY))
-        {
-            // The kernel may write to memory that would soon be another's.
-            crate::log::log(&format!("uzswap: error: reads of the swap file cannot be waited for: {error}"));
-            std::process::abort();
-        }
-        for answer in ring.completion() {
-            answers[answer.user_data() as usize] = answer.result();
-            answered += 1;
-        }
-    }
+    let answers: [i32; DEPTH] = answers(ring, reads.len());
     // A read may have been cut short, or refused for the moment: what is left of it is read as ever, or tells why not.
     for (read, answer) in reads.iter_mut().zip(answers) {
         let done = usize::try_from(answer).unwrap_or(0);
@@ -71,6 +59,43 @@ fn read_at_once(ring: &mut IoUring, file: &File, reads: &mut [ReadAt<'_>]) -> io
         }
     }
     Ok(())
+}
+
+/// Does `first`, and if that does all that it is asked for, `second`, although the process is killed meanwhile; their results. `None` where
+/// there is no ring.
+///
+/// The thread does both in one system call: a thread that is killed does what it has still to do of its own requests before it ends.
+///
+/// # Safety
+/// What both point to has to be valid until this returns.
+pub unsafe fn in_one(first: Entry, second: Entry) -> Option<[i32; 2]> {
+    RING.with_borrow_mut(|ring| {
+        let ring = ring.as_mut()?;
+        let entries = [first.flags(Flags::IO_LINK).user_data(0), second.user_data(1)];
+        // SAFETY: the caller's promise; both are answered below.
+        unsafe { ring.submission().push_multiple(&entries) }.expect("a queue longer than two");
+        Some(answers(ring, 2))
+    })
+}
+
+/// Submits what is in the queue, `count` requests numbered from 0, and waits for all of their results.
+fn answers<const MOST: usize>(ring: &mut IoUring, count: usize) -> [i32; MOST] {
+    let mut answers = [0; MOST];
+    let mut answered = 0;
+    while answered < count {
+        if let Err(error) = ring.submit_and_wait(count - answered)
+            && !matches!(error.raw_os_error(), Some(libc::EINTR | libc::EAGAIN | libc::EBUSY))
+        {
+            // The kernel may write to memory that would soon be another's.
+            crate::log::log(&format!("uzswap: error: requests to the kernel cannot be waited for: {error}"));
+            std::process::abort();
+        }
+        for answer in ring.completion() {
+            answers[answer.user_data() as usize] = answer.result();
+            answered += 1;
+        }
+    }
+    answers
 }
 
 #[cfg(test)]
