@@ -586,7 +586,7 @@ def groups_come_and_go(context: Context, test):
     yield check("groups-come-and-go: the job is as it was", unless(outcome.status == 0 and "0" in outcome.stdout.splitlines(), complaint(outcome)))
 
 
-@test("control-hostile", 90)
+@test("control-hostile", 90, beside=True)
 def control_hostile(context: Context, test):
     """Garbage, half messages, floods, crowds and deaf readers harm neither the job nor whoever else asks."""
     job = Controlled(context)

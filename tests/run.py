@@ -39,7 +39,7 @@ import containers       # noqa: F401
 
 
 # Tests that run at the same time, of those that may: most of their time they wait.
-AT_ONCE = 3
+AT_ONCE = 4
 
 
 def arguments():

@@ -68,7 +68,7 @@ def database(context, directory):
 
 
 def redis(context, directory):
-    return ["python3", PROGRAMS / "redis_client.py", context.size(40, 500)]
+    return ["python3", PROGRAMS / "redis_client.py", context.size(32, 500)]
 
 
 def heap_node(context, directory):
@@ -109,7 +109,7 @@ def sort_file(context, directory):
 
 
 def shadow(context, directory):
-    size, seconds = context.size((128, 10), (512, 60))
+    size, seconds = context.size((128, 6), (512, 60))
     return [context.program("shadow"), size, seconds, 20231107]
 
 
