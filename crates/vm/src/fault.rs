@@ -155,8 +155,9 @@ impl Pager {
         let (mut events, mut forks): (Vec<Event>, Vec<Uffd>) = Default::default();
         let (mut news, mut tries, mut begun, mut noted) = (false, 0, None, 0);
         let mut messages = std::mem::take(&mut state.unheard);
+        let mut may_fork = state.may_fork();
         loop {
-            let read_all = match read(&space.uffd, state.heirs.as_deref(), &mut messages) {
+            let read_all = match read(&space.uffd, state.heirs.as_deref(), &mut messages, may_fork) {
                 Ok(read_all) => read_all,
                 Err(error) => {
                     self.give_up(space, state, forks, &format!("its memory events cannot be read: {error}"));
@@ -199,6 +200,7 @@ impl Pager {
                 noted = events.len();
             }
             wait_for_program(&space.uffd, &mut tries);
+            may_fork = true;
         }
     }
 
@@ -839,9 +841,14 @@ fn deny(child: &Uffd, staged: &[(u32, u64)], wiped: &RangeSet) {
 }
 
 /// Reads what there is to read, without waiting; tells whether that was all. Children that were forked are held.
-pub(crate) fn read(uffd: &Uffd, heirs: Option<&Heirs>, messages: &mut Vec<Message>) -> io::Result<bool> {
+pub(crate) fn read(
+    uffd: &Uffd,
+    heirs: Option<&Heirs>,
+    messages: &mut Vec<Message>,
+    may_fork: bool,
+) -> io::Result<bool> {
     match heirs {
-        Some(heirs) => heirs.read(uffd, messages),
+        Some(heirs) => heirs.read(uffd, messages, may_fork),
         None => uffd.read(messages),
     }
 }
@@ -854,7 +861,7 @@ fn was_inherited(child: &Uffd, address: u64, said: &mut Vec<Message>, heirs: Opt
         match child.probe(address) {
             Probe::Changing => {
                 // An error is told again to the thread that reads next.
-                let _ = read(child, heirs, said);
+                let _ = read(child, heirs, said, true);
                 wait_for_program(child, &mut tries);
             }
             Probe::Gone => return None,

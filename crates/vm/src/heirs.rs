@@ -7,8 +7,9 @@
 //! 1. The memory of a tied program holds the far end of a socket pair, and its children inherit that (`agent/src/tether.rs`). The
 //!    manager reads a fork and sends the child's userfaultfd there in one system call ([`Hold::read`]). The child's memory
 //!    then holds its own userfaultfd: without a manager the threads that touch an evicted page wait, until they are killed.
-//! 2. That a fork is to be read is told by the kernel: nothing can be filled meanwhile (EAGAIN). A fork that comes between this question and
-//!    the read is read by itself and sent at once. So it is where there is no io_uring.
+//! 2. That a fork is to be read is told by the kernel: nothing can be filled meanwhile (EAGAIN). A fork takes a while. So a thread that has
+//!    read within [`MOMENT`], and has filled since what it was to fill, need not ask: it would make each fault two percent slower. A fork that
+//!    is read without the question all the same is sent by a second call, at once. So it is where there is no io_uring.
 //! 3. Without a line to the manager such a child would wait for ever if manager and front ended. So the manager ties all children that are
 //!    there and not tied yet ([`Tied`]) when it has read a fork, before work that takes milliseconds, and sends the far ends the same
 //!    way. It does so only if that takes little time, and a child may not be there yet: so the manager looks once more before it
@@ -22,6 +23,7 @@ use std::os::fd::{AsRawFd, RawFd};
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Release};
 use std::sync::{Arc, Weak};
+use std::time::Duration;
 
 use parking_lot::{Mutex, MutexGuard};
 
@@ -33,6 +35,9 @@ use crate::sys::tether::Hold;
 use crate::sys::uffd::{AT_ONCE, Message, Probe, Uffd};
 use crate::tied::Tied;
 use crate::visit;
+
+/// A fork of a process that was evicted from takes longer: 60 us and more.
+pub(crate) const MOMENT: Duration = Duration::from_micros(40);
 
 /// How many messages are sent before any is taken back.
 const FEW: usize = 64;
@@ -77,11 +82,11 @@ impl Heirs {
     }
 
     /// Reads what there is to read from the userfaultfd of the program or of a child of its family, as [`Uffd::read`], and has the
-    /// userfaultfds of children held that were just forked.
-    pub fn read(&self, uffd: &Uffd, messages: &mut Vec<Message>) -> io::Result<bool> {
-        // From before the fork until it is read. One message at a time takes longer.
+    /// userfaultfds of children held that were just forked. `may_fork`: there may be a fork to read.
+    pub fn read(&self, uffd: &Uffd, messages: &mut Vec<Message>, may_fork: bool) -> io::Result<bool> {
         for _ in 0..AT_ONCE {
-            if uffd.is_watched(PAGE) != Probe::Changing {
+            // From before a fork until it is read. One message at a time takes longer.
+            if !may_fork || uffd.is_watched(PAGE) != Probe::Changing {
                 break;
             }
             let mut list = self.list.lock();

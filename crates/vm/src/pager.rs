@@ -449,7 +449,7 @@ impl Pager {
     fn deny_waiting(&self, space: &Space, state: &mut State) {
         let mut messages = std::mem::take(&mut state.unheard);
         // Without an error it says whether that was all; with one there is nothing more to be had.
-        while !read(&space.uffd, state.heirs.as_deref(), &mut messages).unwrap_or(true) {}
+        while !read(&space.uffd, state.heirs.as_deref(), &mut messages, true).unwrap_or(true) {}
         let lists = [std::mem::take(&mut state.waiting), std::mem::take(&mut state.resting)];
         let known = lists.into_iter().flatten().chain(std::mem::take(&mut state.starved)).map(|fault| fault.page);
         let mut pages: Vec<u64> = known.collect();

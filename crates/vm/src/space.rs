@@ -25,7 +25,7 @@ use crate::PAGE;
 use crate::epoch::Change;
 use crate::exit_words::ExitWords;
 use crate::heat::Heat;
-use crate::heirs::Heirs;
+use crate::heirs::{Heirs, MOMENT};
 use crate::huge::HugePages;
 use crate::layout;
 use crate::noisy::Noise;
@@ -205,6 +205,8 @@ pub(crate) struct State {
     pub nonce: Option<Nonce>,
     /// What holds the userfaultfds of children that have no worker: of this program's tether, or inherited.
     pub heirs: Option<Arc<Heirs>>,
+    /// When events were last read; `None` if the layout was found to be changing since.
+    pub read_at: Option<Instant>,
     /// Whether this is a forked child of which no fault has been answered.
     pub is_new: bool,
     pub staging: Staging,
@@ -682,6 +684,15 @@ impl State {
         child
     }
 
+    /// Tells whether a fork may be there to be read, now.
+    pub fn may_fork(&mut self) -> bool {
+        if self.heirs.is_none() {
+            return false;
+        }
+        let now = Instant::now();
+        self.read_at.replace(now).is_none_or(|at| now - at > MOMENT)
+    }
+
     /// A thread has come for a page.
     ///
     /// One that faults in the kernel while a signal is pending, or ptrace wants it to stop, does not sleep: it comes again and
@@ -726,7 +737,10 @@ impl Space {
     /// Deals with an error of a fill at `page`.
     pub(crate) fn after_failed_fill(&self, state: &mut State, page: u64, error: FillError) -> Outcome {
         match error {
-            FillError::Changing | FillError::NoMemory => return Outcome::Retry,
+            FillError::Changing | FillError::NoMemory => {
+                state.read_at = None;
+                return Outcome::Retry;
+            }
             FillError::Gone | FillError::Refused(_) => state.gone = true,
             // It is there, or nothing of ours is: whoever waits looks again.
             FillError::Exists | FillError::NotMapped => self.uffd.wake(Range::page(page)),

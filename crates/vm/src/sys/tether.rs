@@ -138,12 +138,25 @@ impl Hold {
     /// nothing to read.
     ///
     /// # Errors
-    /// The kernel does not permit it to be done in this way (before Linux 6.10, or without io_uring), or the userfaultfd cannot be read.
-    ///
+    /// The kernel does not permit it to be done in this way (without io_uring), or the userfaultfd cannot be read.
+    pub fn read(&self, uffd: &Uffd) -> io::Result<Option<(Option<Message>, bool)>> {
+        match self.read_with(uffd, libc::RWF_NOWAIT) {
+            // That of a forked child, and any before Linux 6.10. See `Uffd::read`.
+            Err(error) if error.raw_os_error() == Some(libc::EOPNOTSUPP) => {
+                if uffd.is_readable() {
+                    self.read_with(uffd, 0)
+                } else {
+                    Ok(None)
+                }
+            }
+            result => result,
+        }
+    }
+
     /// The parts of the message are read into the control message that is sent next: the descriptor to where a descriptor has to be,
     /// and what is zero in a fork, and an address in any other message, into the control message's length. So anything but a fork has a length that the
     /// kernel refuses.
-    pub fn read(&self, uffd: &Uffd) -> io::Result<Option<(Option<Message>, bool)>> {
+    fn read_with(&self, uffd: &Uffd, flags: libc::c_int) -> io::Result<Option<(Option<Message>, bool)>> {
         /// `struct cmsghdr` with one descriptor.
         #[repr(C)]
         struct Rights {
@@ -168,12 +181,11 @@ impl Hold {
         let mut header: libc::msghdr = unsafe { zeroed() };
         (header.msg_iov, header.msg_iovlen) = (&raw mut buffer, 1);
         (header.msg_control, header.msg_controllen) = ((&raw mut rights).cast(), size_of::<Rights>());
-        let read = opcode::Readv::new(types::Fd(uffd.as_raw_fd()), parts.as_ptr(), parts.len() as u32)
-            .rw_flags(libc::RWF_NOWAIT)
-            .build();
+        let read =
+            opcode::Readv::new(types::Fd(uffd.as_raw_fd()), parts.as_ptr(), parts.len() as u32).rw_flags(flags).build();
         let near = types::Fd(self.near.as_ref().map_or(-1, AsRawFd::as_raw_fd));
-        let flags = (libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT) as u32;
-        let send = opcode::SendMsg::new(near, &raw const header).flags(flags).build();
+        let no_wait = (libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT) as u32;
+        let send = opcode::SendMsg::new(near, &raw const header).flags(no_wait).build();
         // SAFETY: all of it lives until the call returns.
         let results = unsafe { uring::in_one(read, send) };
         let [read, sent] = results.ok_or(io::ErrorKind::Unsupported)?;
@@ -346,16 +358,16 @@ mod tests {
         uffd.register(crate::range::Range::page(memory)).unwrap();
         let hold = Hold::new().unwrap();
         assert!(hold.read(&uffd).unwrap().is_none());
-        let next = || {
-            std::iter::repeat_with(|| hold.read(&uffd).unwrap())
-                .inspect(|read| drop(read.is_none().then(std::thread::yield_now)))
-                .find_map(|read| read)
-                .unwrap()
+        let next = |uffd: &Uffd| loop {
+            if let Some(read) = hold.read(uffd).unwrap() {
+                break read;
+            }
+            std::thread::yield_now();
         };
 
         // SAFETY: the page is mapped.
         let reader = std::thread::spawn(move || unsafe { (memory as *const u8).read_volatile() });
-        let (fault, is_held) = next();
+        let (fault, is_held) = next(&uffd);
         assert!(matches!(fault, Some(Message::Fault { address, write: false, .. }) if address == memory), "{fault:?}");
         assert!(!is_held && receive_descriptors(hold.far()).is_empty());
         assert!(uffd.copy(memory, &[7; crate::PAGE as usize]).1.is_none());
@@ -365,12 +377,15 @@ mod tests {
         let forker = std::thread::spawn(|| unsafe {
             let child = libc::fork();
             if child == 0 {
+                libc::fork();
                 libc::_exit(0);
             }
             libc::waitpid(child, std::ptr::null_mut(), 0) == child
         });
-        let (fork, is_held) = next();
-        assert!(matches!(fork, Some(Message::Fork(_))) && is_held, "{fork:?}");
+        let (Some(Message::Fork(child)), true) = next(&uffd) else { panic!("the fork is not held") };
+        assert_eq!(receive_descriptors(hold.far()).len(), 1);
+        // The kernel cannot be told not to wait when the userfaultfd of a forked child is read.
+        let (Some(Message::Fork(_)), true) = next(&child) else { panic!("the child's fork is not held") };
         assert_eq!(receive_descriptors(hold.far()).len(), 1);
         assert!(forker.join().unwrap());
     }

@@ -261,7 +261,7 @@ impl Uffd {
         Self::take(&raw, count, messages)
     }
 
-    /// As [`read`](Self::read), for kernels before Linux 6.10, which cannot be told not to wait.
+    /// As [`read`](Self::read), where the kernel cannot be told not to wait: before Linux 6.10, and for the userfaultfd of a forked child.
     fn read_if_readable(&self, messages: &mut Vec<Message>) -> io::Result<bool> {
         if !self.is_readable() {
             return Ok(true);
