@@ -840,7 +840,8 @@ fn deny(child: &Uffd, staged: &[(u32, u64)], wiped: &RangeSet) {
     }
 }
 
-/// Reads what there is to read, without waiting; tells whether that was all. Children that were forked are held.
+/// Reads what there is to read, without waiting; tells whether that was all. Children that were forked are held. `may_fork`: there may
+/// be a fork to read.
 pub(crate) fn read(
     uffd: &Uffd,
     heirs: Option<&Heirs>,

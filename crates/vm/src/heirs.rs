@@ -84,11 +84,13 @@ impl Heirs {
     /// Reads what there is to read from the userfaultfd of the program or of a child of its family, as [`Uffd::read`], and has the
     /// userfaultfds of children held that were just forked. `may_fork`: there may be a fork to read.
     pub fn read(&self, uffd: &Uffd, messages: &mut Vec<Message>, may_fork: bool) -> io::Result<bool> {
-        for _ in 0..AT_ONCE {
-            // From before a fork until it is read. One message at a time takes longer.
-            if !may_fork || uffd.is_watched(PAGE) != Probe::Changing {
-                break;
+        let mut one_by_one = 0;
+        // From before a fork until it is read. One message at a time takes longer.
+        while may_fork && uffd.is_watched(PAGE) == Probe::Changing {
+            if one_by_one == AT_ONCE {
+                return Ok(false);
             }
+            one_by_one += 1;
             let mut list = self.list.lock();
             let (message, is_held) = match self.hold.read(uffd) {
                 Ok(Some(read)) => read,

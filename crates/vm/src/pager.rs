@@ -27,8 +27,7 @@ use uzswap_engine::{Group, Home, PAGE_SIZE, Page, Zswap};
 use uzswap_proto::{Nonce, kind};
 
 use crate::crew::Crew;
-use crate::fault::read;
-use crate::fault::wait_for_program;
+use crate::fault::{read, wait_for_program};
 use crate::heirs::Tie;
 use crate::huge::Collapses;
 use crate::owner::Owner;

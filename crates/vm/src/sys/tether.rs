@@ -134,8 +134,8 @@ impl Hold {
         Ok(messages)
     }
 
-    /// Reads one message of a userfaultfd, without waiting; tells whether it is a fork whose descriptor is held by now. `None` if there is
-    /// nothing to read.
+    /// Reads one message of a userfaultfd, without waiting; tells whether a message was sent: with a fork's descriptor, which is held by now,
+    /// and never with another. `None` if there is nothing to read.
     ///
     /// # Errors
     /// The kernel does not permit it to be done in this way (without io_uring), or the userfaultfd cannot be read.
@@ -153,29 +153,35 @@ impl Hold {
         }
     }
 
-    /// The parts of the message are read into the control message that is sent next: the descriptor to where a descriptor has to be,
-    /// and what is zero in a fork, and an address in any other message, into the control message's length. So anything but a fork has a length that the
-    /// kernel refuses.
+    /// The parts of the message are read into the control message that is sent next: the descriptor to where a descriptor has to be, and
+    /// what is zero in a fork to where zeros have to be. In any other message that is an address, in the length, which the kernel refuses; or, at
+    /// address 0, a thread's id, in level and kind, so that nothing is sent along. The process must not get another descriptor of ours.
     fn read_with(&self, uffd: &Uffd, flags: libc::c_int) -> io::Result<Option<(Option<Message>, bool)>> {
         /// `struct cmsghdr` with one descriptor.
         #[repr(C)]
         struct Rights {
             len: [u8; 8],
-            level: libc::c_int,
-            kind: libc::c_int,
+            level: [u8; 4],
+            kind: [u8; 4],
             descriptor: [u8; 4],
             unused: [u8; 4],
         }
         const _: () = assert!(cfg!(target_endian = "little"), "the low byte of the length comes first");
-        let (mut head, mut middle, mut tail, byte) = ([0u8; 8], [0u8; 5], [0u8; 8], [0u8]);
+        let (mut head, mut middle, mut tail, byte) = ([0u8; 8], [0u8; 5], [0u8; 2], [0u8]);
         // SAFETY: a number.
         let len = unsafe { libc::CMSG_LEN(size_of::<RawFd>() as u32) } as u64;
-        let (level, kind) = (libc::SOL_SOCKET, libc::SCM_RIGHTS);
+        let (level, kind) = (libc::SOL_SOCKET.to_le_bytes(), libc::SCM_RIGHTS.to_le_bytes());
         let mut rights = Rights { len: len.to_le_bytes(), level, kind, descriptor: [0xff; 4], unused: [0; 4] };
         let part = |part: &mut [u8]| libc::iovec { iov_base: part.as_mut_ptr().cast(), iov_len: part.len() };
-        let Rights { len: message_len, descriptor, .. } = &mut rights;
-        let parts =
-            [part(&mut head), part(descriptor), part(&mut middle), part(&mut message_len[1..]), part(&mut tail)];
+        let parts = [
+            part(&mut head),
+            part(&mut rights.descriptor),
+            part(&mut middle),
+            part(&mut rights.len[1..]),
+            part(&mut rights.level[1..]),
+            part(&mut rights.kind[1..]),
+            part(&mut tail),
+        ];
         let mut buffer = libc::iovec { iov_base: byte.as_ptr().cast_mut().cast(), iov_len: 1 };
         // SAFETY: all zeros is a header without anything.
         let mut header: libc::msghdr = unsafe { zeroed() };
@@ -196,7 +202,8 @@ impl Hold {
             return Err(io::Error::from_raw_os_error(-read));
         }
         let mut raw = [0; 32];
-        let parts = [&head[..], &rights.descriptor, &middle, &rights.len[1..], &tail];
+        let Rights { len, level, kind, descriptor, .. } = &rights;
+        let parts = [&head[..], descriptor, &middle, &len[1..], &level[1..], &kind[1..], &tail];
         parts.into_iter().flatten().zip(&mut raw).for_each(|(from, to)| *to = *from);
         let words = std::array::from_fn(|word| u64::from_le_bytes(std::array::from_fn(|byte| raw[8 * word + byte])));
         Ok(Some((decode(&words), sent == 1)))
@@ -372,6 +379,28 @@ mod tests {
         assert!(!is_held && receive_descriptors(hold.far()).is_empty());
         assert!(uffd.copy(memory, &[7; crate::PAGE as usize]).1.is_none());
         assert_eq!(reader.join().unwrap(), 7);
+
+        // SAFETY: nothing else is mapped there; the call reads a byte of it into another.
+        let at_zero = unsafe {
+            let (rights, flags) = (libc::PROT_READ, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED);
+            assert_eq!(libc::mmap(std::ptr::null_mut(), page, rights, flags, -1, 0), std::ptr::null_mut());
+            uffd.register(crate::range::Range::page(0)).unwrap();
+            std::thread::spawn(|| {
+                let mut byte = 1u8;
+                let to = libc::iovec { iov_base: (&raw mut byte).cast(), iov_len: 1 };
+                let from = libc::iovec { iov_base: std::ptr::null_mut(), iov_len: 1 };
+                (libc::process_vm_readv(libc::getpid(), &raw const to, 1, &raw const from, 1, 0), byte)
+            })
+        };
+        assert!(matches!(next(&uffd).0, Some(Message::Fault { address: 0, .. })));
+        assert!(receive_descriptors(hold.far()).is_empty(), "the number of a descriptor was read from a fault");
+        assert!(uffd.zero_quietly(0).is_ok());
+        uffd.wake(crate::range::Range::page(0));
+        assert_eq!(at_zero.join().unwrap(), (1, 0));
+        // No event of the unmapping is to be read.
+        uffd.unregister(crate::range::Range::page(0));
+        // SAFETY: the mapping was made above, and the thread that read there has ended.
+        unsafe { libc::munmap(std::ptr::null_mut(), page) };
 
         // SAFETY: as above.
         let forker = std::thread::spawn(|| unsafe {
