@@ -52,9 +52,9 @@ def swap_file(context: Context, test):
         seen, open_to_others = 0, set()
         while job.process.poll() is None and time.monotonic() - job.started < test.seconds:
             for target, info in uzswap_files(job):
-                # The agent, which is open as well, is for all to load.
+                # The agent, which is open as well, is for all to load, also while it is written (with a dot).
                 name = Path(target).name
-                if target.endswith(" (deleted)") or "swap" in name and not name.startswith("uzswap-agent."):
+                if target.endswith(" (deleted)") or "swap" in name and not name.lstrip(".").startswith("uzswap-agent."):
                     seen = max(seen, info.st_blocks * 512)
                     if info.st_nlink and info.st_mode & 0o077:
                         open_to_others.add(f"{target} {info.st_mode & 0o777:o}")

@@ -1,5 +1,5 @@
 /* locksall lock|unlock|scan|populate: fills 4 MiB, does something to all memory that is mapped, fills 40 MiB more, and checks both.
- * lock: mlockall of what is there; unlock: and munlockall; scan: reads a byte of each page that may be written; populate:
+ * lock: mlockall of what is there, which has to stay where it is; unlock: and munlockall; scan: reads a byte of each page that may be written; populate:
  * MADV_POPULATE_READ of each mapping. */
 #define _GNU_SOURCE
 #include "check.h"
@@ -23,6 +23,18 @@ static int is_wrong(const char *memory, size_t size, uint64_t key)
 {
 	for (size_t at = 0; at < size; at += PAGE)
 		if (page_check(memory + at, key + at) >= 0)
+			return 1;
+	return 0;
+}
+
+static int are_absent(char *memory, size_t size)
+{
+	static unsigned char present[4 * MIB / PAGE];
+
+	if (mincore(memory, size, present))
+		die("mincore");
+	for (size_t i = 0; i < size / PAGE; i++)
+		if (!(present[i] & 1))
 			return 1;
 	return 0;
 }
@@ -63,6 +75,10 @@ int main(int argc, char **argv)
 	if (!strcmp(what, "unlock") && munlockall())
 		die("munlockall");
 	second = filled(40 * MIB, 1UL << 40);
+	if (!strcmp(what, "lock") && are_absent(first, 4 * MIB)) {
+		puts("what is locked was evicted");
+		return 1;
+	}
 	if (is_wrong(first, 4 * MIB, 1) || is_wrong(second, 40 * MIB, 1UL << 40)) {
 		puts("wrong");
 		return 1;

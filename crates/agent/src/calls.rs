@@ -18,7 +18,7 @@ use crate::attach::{before_fork, in_forked_child, weak};
 use crate::sys::{self, call};
 
 /// Whether this process, or one that it was forked from since it executed its program, has installed a filter.
-static FILTERED: AtomicBool = AtomicBool::new(false);
+pub static FILTERED: AtomicBool = AtomicBool::new(false);
 
 /// Whether the program has installed a filter.
 pub fn is_filtered() -> bool {

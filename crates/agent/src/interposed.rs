@@ -1,7 +1,8 @@
 //! What programs find in this library: `clone`, `madvise`, `prctl`, `shmat` and `syscall`, which come before all others of these names.
 //!
 //! A library of the program may have a function of such a name, too: one that watches the calls, or one that has nothing to do with
-//! libc's. Then the program wants that one, and the agent does without the call: [`find_next`] looks for it.
+//! libc's. Then the program wants that one, and the agent does without the call: [`find_next`] looks for it. That a filter of system
+//! calls may be installed is noted all the same (`calls`).
 //!
 //! # Safety
 //! Each function goes on to another one with all that it was called with.
@@ -14,7 +15,7 @@ use crate::attach::weak;
 use crate::{calls, hints};
 
 macro_rules! interposed {
-    ($name:ident, $next:ident, $own:path) => {
+    ($name:ident, $next:ident, $own:path $(, $note:literal)*) => {
         /// The program's own function of this name; 0 if it has none but libc's.
         static $next: AtomicUsize = AtomicUsize::new(0);
 
@@ -30,9 +31,14 @@ macro_rules! interposed {
                 "mov r11, qword ptr [rip + {next}]",
                 "test r11, r11",
                 "jz {own}",
+                $($note,)*
                 "jmp r11",
+                ".if 0 // what only some of them name",
+                "lea rax, [rip + {filtered}]",
+                ".endif",
                 next = sym $next,
                 own = sym $own,
+                filtered = sym calls::FILTERED,
             )
         }
     };
@@ -40,9 +46,34 @@ macro_rules! interposed {
 
 interposed!(clone, NEXT_CLONE, calls::own_clone);
 interposed!(madvise, NEXT_MADVISE, hints::own_madvise);
-interposed!(prctl, NEXT_PRCTL, calls::own_prctl);
+interposed!(
+    prctl,
+    NEXT_PRCTL,
+    calls::own_prctl,
+    "cmp edi, 22", // PR_SET_SECCOMP
+    "jne 2f",
+    "mov byte ptr [rip + {filtered}], 1",
+    "2:"
+);
 interposed!(shmat, NEXT_SHMAT, hints::own_shmat);
-interposed!(syscall, NEXT_SYSCALL, calls::own_syscall);
+interposed!(
+    syscall,
+    NEXT_SYSCALL,
+    calls::own_syscall,
+    "cmp rdi, 157", // prctl
+    "je 3f",
+    "cmp rdi, 317", // seccomp, of which the first two operations install a filter
+    "jne 4f",
+    "cmp esi, 2",
+    "jb 2f",
+    "jmp 4f",
+    "3:",
+    "cmp esi, 22",
+    "jne 4f",
+    "2:",
+    "mov byte ptr [rip + {filtered}], 1",
+    "4:"
+);
 
 // Weak, as in `attach`. A libc that lacks one of them is taken for the next that has the functions.
 global_asm!(".weak dlsym", ".weak _dl_find_object", ".weak __errno_location");
@@ -55,12 +86,13 @@ pub fn find_next() {
     if dlsym == 0 || libc == 0 {
         return;
     }
-    let Some(libc) = object_of(libc) else { return };
+    let (Some(libc), own) = (object_of(libc), object_of(find_next as *const () as usize)) else { return };
     // SAFETY: the dynamic linker's own signature.
     let dlsym: Dlsym = unsafe { core::mem::transmute(dlsym) };
     let find = |name: &CStr, next: &AtomicUsize| {
         let found = dlsym(RTLD_NEXT, name.as_ptr());
-        if found != 0 && object_of(found) != Some(libc) {
+        let object = object_of(found);
+        if found != 0 && object != Some(libc) && object != own {
             next.store(found, Relaxed);
         }
     };

@@ -47,10 +47,9 @@ pub fn tie(files: &[i32; 3]) -> Tie {
 /// ordinary memory is unmapped, which it tells by refusing MADV_DOFORK.
 pub fn give_up(heirloom: usize) {
     const MADV_DOFORK: usize = 11;
-    const EINVAL: isize = 22;
     // SAFETY: the page was mapped by the agent of an ancestor, and no program of ours uses it.
     unsafe {
-        if call!(sys::SYS_MADVISE, heirloom, PAGE_SIZE, MADV_DOFORK) == -EINVAL {
+        if call!(sys::SYS_MADVISE, heirloom, PAGE_SIZE, MADV_DOFORK) == -sys::EINVAL {
             call!(sys::SYS_MUNMAP, heirloom, PAGE_SIZE);
         }
     }

@@ -426,6 +426,8 @@ impl Worker {
     /// Answers EVICT: moves the runs that it names, and tells what became of each page.
     fn evict(&mut self, words: &[u64]) {
         let touch = words[2] & evict::TOUCH != 0;
+        // What the program has locked is not moved to what is not locked: so it stays.
+        self.empty_trash(1);
         let mut eviction = Eviction { to: words[1], touch, stopped: false, pages: 0, reply: [0; MAX_WORDS] };
         let runs = &words[evict::FIRST_RUN..];
         let (mut count, mut pages) = (0, 0);
@@ -504,8 +506,9 @@ impl Worker {
 
     /// Finds out where a page is of which the kernel says that something was at its destination already (EEXIST).
     ///
-    /// Nothing was there before: the manager has nothing moved to where it has given the program a page. But where the kernel migrates pages at the same time, a UFFDIO_MOVE of several pages may say so of pages that
-    /// it has moved itself (docs/decisions/0010-changes-without-an-event.md). So the page is moved back.
+    /// Nothing was there before: the manager has nothing moved to a place where something is. But where the kernel migrates pages at the same
+    /// time, a UFFDIO_MOVE of several pages may say so of pages that it has moved itself
+    /// (docs/decisions/0010-changes-without-an-event.md). So the page is moved back.
     fn where_is(&self, to: u64, from: u64) -> u8 {
         match move_pages(self.uffd, from, to, 1, 0) {
             // It is back; or it was never away.
@@ -538,9 +541,6 @@ impl Worker {
     /// Moves pages from the head of a run; gives how many went, and if none did, the status of the first.
     fn move_run(&self, to: u64, from: u64, pages: usize, touch: bool) -> (usize, u8) {
         let mut result = move_pages(self.uffd, to, from, pages, 0);
-        if result == -EINVAL && self.empty_trash(1) {
-            result = move_pages(self.uffd, to, from, pages, 0);
-        }
         if result == -EBUSY && touch && touch_page(from) {
             result = move_pages(self.uffd, to, from, 1, 0);
         }
@@ -591,18 +591,16 @@ impl Worker {
         self.say(&[kind::DISCARDED, done], &[]);
     }
 
-    /// Frees the first pages of the trash area. Returns whether the program had locked the area (`mlockall`), which is undone: what is
+    /// Frees the first pages of the trash area. If the program has locked it (`mlockall`), that is undone for both areas: what is
     /// locked can neither be discarded, nor does the kernel move into it what is not.
-    fn empty_trash(&self, pages: usize) -> bool {
+    fn empty_trash(&self, pages: usize) {
         let (staging, trash) = (self.region.staging(), self.region.trash());
         // SAFETY: both areas are ours, and what lies between them. The contents of the trash area are not needed.
         unsafe {
-            let locked = call!(sys::SYS_MADVISE, trash, pages * PAGE_SIZE, MADV_DONTNEED) == -EINVAL;
-            if locked {
+            if call!(sys::SYS_MADVISE, trash, pages * PAGE_SIZE, MADV_DONTNEED) == -EINVAL {
                 call!(sys::SYS_MUNLOCK, staging, trash + TRASH_PAGES * PAGE_SIZE - staging);
                 call!(sys::SYS_MADVISE, trash, pages * PAGE_SIZE, MADV_DONTNEED);
             }
-            locked
         }
     }
 }

@@ -558,8 +558,8 @@ impl Sessions {
         let (Ok(statm), Ok(threads)) = (File::open(format!("/proc/{worker_pid}/statm")), Threads::open(pid)) else {
             return Call::Over;
         };
-        let claimed = if forked { self.pager.claim(worker) } else { Err(worker) };
-        let space = match claimed.unwrap_or_else(|worker| self.adopt(&tenant, worker, uffd)) {
+        let claimed = if forked { self.pager.claim(worker) } else { Err(Box::new(worker)) };
+        let space = match claimed.unwrap_or_else(|worker| self.adopt(&tenant, *worker, uffd)) {
             Ok(space) => space,
             // A worker that lies.
             Err(error) if error.kind() == std::io::ErrorKind::PermissionDenied => return Call::Over,

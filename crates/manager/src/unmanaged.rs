@@ -98,7 +98,7 @@ struct Holder {
 struct Amount {
     /// As far as is known. Too much while processes come to share memory.
     estimated: u64,
-    /// What was just measured while no process came to have more: never too much.
+    /// What was just measured while no process came to have [`WORTH_PARTING`] more.
     measured: u64,
 }
 

@@ -23,7 +23,7 @@ use crate::PAGE;
 use crate::crew::PART;
 use crate::epoch::{self, Change, Event, Order};
 use crate::evict::STORE_PAGES;
-use crate::heirs::Heirs;
+use crate::heirs::{self, Heirs};
 use crate::log::log;
 use crate::noisy::SETTLES_WITHIN;
 use crate::pager::{Account, NO_ROOM, Pager, read_pages, with_buffer};
@@ -157,9 +157,10 @@ impl Pager {
         let mut messages = std::mem::take(&mut state.unheard);
         let mut may_fork = state.may_fork();
         loop {
-            let read_all = match read(&space.uffd, state.heirs.as_deref(), &mut messages, may_fork) {
+            let read_all = match heirs::read(&space.uffd, state.heirs.as_deref(), &mut messages, may_fork) {
                 Ok(read_all) => read_all,
                 Err(error) => {
+                    forks.extend(messages.drain(..).filter_map(Message::into_child));
                     self.give_up(space, state, forks, &format!("its memory events cannot be read: {error}"));
                     return false;
                 }
@@ -178,7 +179,10 @@ impl Pager {
                         }
                         events.push(Event { change, forks_read: forks.len() });
                     }
-                    Message::Fork(child) => forks.push(child),
+                    Message::Fork(child) => {
+                        child.make_nonblocking();
+                        forks.push(child);
+                    }
                 }
             }
             if !read_all {
@@ -252,7 +256,9 @@ impl Pager {
             if !std::mem::replace(&mut state.gone, true) {
                 self.host.kill(space.id, &format!("it forked, and {NO_ROOM}"));
             }
-            return self.forsake(space, state, child);
+            // Those that it has forked itself by now miss the same contents.
+            let children = said.into_iter().filter_map(Message::into_child).chain([child]);
+            return children.for_each(|child| self.forsake(space, state, child));
         }
         let wiped = self.wiped_in_child(state);
         self.flush_staging(space, state, &child, &wiped);
@@ -840,20 +846,6 @@ fn deny(child: &Uffd, staged: &[(u32, u64)], wiped: &RangeSet) {
     }
 }
 
-/// Reads what there is to read, without waiting; tells whether that was all. Children that were forked are held. `may_fork`: there may
-/// be a fork to read.
-pub(crate) fn read(
-    uffd: &Uffd,
-    heirs: Option<&Heirs>,
-    messages: &mut Vec<Message>,
-    may_fork: bool,
-) -> io::Result<bool> {
-    match heirs {
-        Some(heirs) => heirs.read(uffd, messages, may_fork),
-        None => uffd.read(messages),
-    }
-}
-
 /// Whether a forked child has inherited `address` registered. What the child says meanwhile is added to `said`: were it
 /// not read, the child could not go on, and what it changes itself says nothing of what it has inherited.
 fn was_inherited(child: &Uffd, address: u64, said: &mut Vec<Message>, heirs: Option<&Heirs>) -> Option<bool> {
@@ -862,7 +854,7 @@ fn was_inherited(child: &Uffd, address: u64, said: &mut Vec<Message>, heirs: Opt
         match child.probe(address) {
             Probe::Changing => {
                 // An error is told again to the thread that reads next.
-                let _ = read(child, heirs, said, true);
+                let _ = heirs::read(child, heirs, said, true);
                 wait_for_program(child, &mut tries);
             }
             Probe::Gone => return None,

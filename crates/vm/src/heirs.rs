@@ -32,7 +32,7 @@ use crate::owner::Owner;
 use crate::pager::Pager;
 use crate::space::Space;
 use crate::sys::tether::Hold;
-use crate::sys::uffd::{AT_ONCE, Message, Probe, Uffd};
+use crate::sys::uffd::{AT_ONCE, Message, Probe, Uffd, WeakUffd};
 use crate::tied::Tied;
 use crate::visit;
 
@@ -65,12 +65,26 @@ pub(crate) struct Tie {
 #[derive(Debug, Default)]
 struct List {
     /// Children that are kept and that no address space has yet. Forks of several processes of the family are read at once.
-    new: Vec<RawFd>,
+    new: Vec<WeakUffd>,
     children: Vec<Weak<Space>>,
     /// Messages sent and not taken back.
     messages: usize,
     /// With how many messages some are taken back.
     due: usize,
+}
+
+/// Reads what there is to read, without waiting; tells whether that was all. Children that were forked are held. `may_fork`: there may
+/// be a fork to read.
+pub(crate) fn read(
+    uffd: &Uffd,
+    heirs: Option<&Heirs>,
+    messages: &mut Vec<Message>,
+    may_fork: bool,
+) -> io::Result<bool> {
+    match heirs {
+        Some(heirs) => heirs.read(uffd, messages, may_fork),
+        None => uffd.read(messages),
+    }
 }
 
 impl Heirs {
@@ -99,7 +113,7 @@ impl Heirs {
             };
             list.messages += usize::from(is_held);
             match &message {
-                Some(Message::Fork(child)) if is_held => list.new.push(child.as_raw_fd()),
+                Some(Message::Fork(child)) if is_held => list.new.push(child.downgrade()),
                 Some(Message::Fork(child)) => self.keep(&mut list, child),
                 _ => {}
             }
@@ -119,13 +133,13 @@ impl Heirs {
     fn keep(&self, list: &mut List, child: &Uffd) {
         // Fails where too many descriptors are on their way. Then manager and front have the only copies, until there is room.
         list.messages += self.hold.keep(&[child.as_raw_fd()]).unwrap_or(0);
-        list.new.push(child.as_raw_fd());
+        list.new.push(child.downgrade());
     }
 
-    /// Takes note of the address space of a child that was kept. To be called for each: what is kept is held until then.
+    /// Takes note of the address space of a child that was kept.
     pub fn note(&self, child: &Arc<Space>) {
         let mut list = self.list.lock();
-        list.new.retain(|&new| new != child.as_raw_fd());
+        list.new.retain(|new| new.upgrade().is_some_and(|new| new.as_raw_fd() != child.as_raw_fd()));
         list.children.push(Arc::downgrade(child));
     }
 
@@ -178,7 +192,8 @@ impl Heirs {
         let untied = |child: &Arc<Space>| !child.is_tied();
         let living: Vec<Arc<Space>> = list.children.iter().filter_map(Weak::upgrade).filter(untied).collect();
         list.children = living.iter().map(Arc::downgrade).collect();
-        let children = living.iter().map(|child| child.as_raw_fd()).chain(list.new.iter().copied());
+        let new: Vec<Uffd> = list.new.iter().filter_map(WeakUffd::upgrade).collect();
+        let children = living.iter().map(|child| child.as_raw_fd()).chain(new.iter().map(Uffd::as_raw_fd));
         let held: Vec<RawFd> = children.chain(tied.far_ends()).collect();
         if let Ok(messages) = self.hold.keep(&held) {
             self.hold.let_go(std::mem::replace(&mut list.messages, messages));

@@ -38,6 +38,7 @@ mod guard;
 mod heirs;
 mod noisy;
 mod release;
+mod staging;
 mod tied;
 pub mod user_queue;
 mod watched;

@@ -27,16 +27,16 @@ use uzswap_engine::{Group, Home, PAGE_SIZE, Page, Zswap};
 use uzswap_proto::{Nonce, kind};
 
 use crate::crew::Crew;
-use crate::fault::{read, wait_for_program};
-use crate::heirs::Tie;
+use crate::fault::wait_for_program;
+use crate::heirs::{self, Tie};
 use crate::huge::Collapses;
 use crate::owner::Owner;
 use crate::range::Range;
 use crate::space::{Space, State, Worker};
 use crate::swapin::{Folios, Swapin};
 use crate::sys::epoll::{Epoll, Ready};
-use crate::sys::process;
 use crate::sys::uffd::{FillError, MAIN_FEATURES, MOVE, Message, Probe, Uffd};
+use crate::sys::{pagemap, process};
 use crate::user_queue::UserQueue;
 use crate::visit::{self, Visit};
 use crate::{PAGE, layout, watched};
@@ -156,6 +156,7 @@ impl std::fmt::Debug for Pager {
 impl Pager {
     /// A pager that keeps evicted pages in `engine`.
     pub fn new(engine: Arc<Zswap>, host: Arc<dyn Host>, swapin: Swapin) -> io::Result<Pager> {
+        pagemap::probe();
         let epoll = Epoll::new()?;
         let several_nodes = process::memory_nodes() > 1;
         let evicting = AtomicBool::new(true);
@@ -249,7 +250,8 @@ impl Pager {
         prove(&uffd, &worker)?;
         let worker = Arc::new(worker);
         // From the beginning: a thread may look at the staging area at once.
-        let state = State { program: Some(worker.program), worker: Some(worker.clone()), ..State::default() };
+        let mut state = State { program: Some(worker.program), worker: Some(worker.clone()), ..State::default() };
+        state.note_litter(&worker)?;
         let (space, added) = self.register(uffd, state, account, owner);
         if let Err(error) = added {
             space.lock().worker = None;
@@ -263,13 +265,13 @@ impl Pager {
     ///
     /// # Errors
     /// The address space is another's, or cannot be taken.
-    pub fn claim(&self, worker: Worker) -> Result<io::Result<Arc<Space>>, Worker> {
+    pub fn claim(&self, worker: Worker) -> Result<io::Result<Arc<Space>>, Box<Worker>> {
         let space = {
             let registry = self.registry.lock();
             let id = worker.hello.nonce.and_then(|nonce| registry.children.get(&nonce));
             id.and_then(|id| registry.spaces.get(id).cloned())
         };
-        let Some(space) = space else { return Err(worker) };
+        let Some(space) = space else { return Err(Box::new(worker)) };
         Ok(self.claim_space(&space, worker).map(|()| space))
     }
 
@@ -306,6 +308,7 @@ impl Pager {
             state.program = Some(worker.program);
             // Another may have claimed it in vain meanwhile.
             space.note_areas_of(&worker);
+            state.note_litter(&worker)?;
             state.worker = Some(worker.clone());
             state.table.iter().next().is_some()
         };
@@ -410,6 +413,10 @@ impl Pager {
                 continue;
             }
             if space.uffd.probe(PAGE) == Probe::Gone {
+                if !state.unheard.is_empty() {
+                    // It may have forked before it ended.
+                    self.drain(&space, &mut state);
+                }
                 state.release(&self.engine);
                 space.forget_stalls(&mut state);
                 dead.push(space.id);
@@ -448,7 +455,7 @@ impl Pager {
     fn deny_waiting(&self, space: &Space, state: &mut State) {
         let mut messages = std::mem::take(&mut state.unheard);
         // Without an error it says whether that was all; with one there is nothing more to be had.
-        while !read(&space.uffd, state.heirs.as_deref(), &mut messages, true).unwrap_or(true) {}
+        while !heirs::read(&space.uffd, state.heirs.as_deref(), &mut messages, true).unwrap_or(true) {}
         let lists = [std::mem::take(&mut state.waiting), std::mem::take(&mut state.resting)];
         let known = lists.into_iter().flatten().chain(std::mem::take(&mut state.starved)).map(|fault| fault.page);
         let mut pages: Vec<u64> = known.collect();

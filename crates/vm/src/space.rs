@@ -10,7 +10,7 @@
 //! - A page that is `Stored` holds one reference on its slot; of one that is `Loading` the load holds it, and gives it back if
 //!   the page is to be stored again.
 
-use std::collections::{BTreeSet, VecDeque};
+use std::collections::VecDeque;
 use std::io;
 use std::os::fd::{AsRawFd, RawFd};
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, AtomicU64, AtomicUsize, Ordering::Relaxed};
@@ -33,6 +33,7 @@ use crate::owner::{Counted, LEFT_ALONE, Owner};
 use crate::pager::Account;
 use crate::range::{Range, RangeSet};
 use crate::removal::Removals;
+use crate::staging::Staging;
 use crate::swapin::Readahead;
 use crate::sys::link::Link;
 use crate::sys::pagemap::Pagemap;
@@ -40,7 +41,7 @@ use crate::sys::process::Memory;
 use crate::sys::tether::Tether;
 use crate::sys::thread::Processor;
 use crate::sys::uffd::{FillError, Message, Uffd};
-use crate::table::{PageState, PageTable, STATE_BITS};
+use crate::table::{PageState, PageTable};
 use crate::visit::{self, Visit};
 
 /// An address space.
@@ -684,6 +685,16 @@ impl State {
         child
     }
 
+    /// Notes what lies in the staging area before anything was moved there: the program may run before its worker is attached, and
+    /// look at or lock all of its memory.
+    pub fn note_litter(&mut self, worker: &Worker) -> io::Result<()> {
+        for range in worker.pagemap.occupied(worker.staging())? {
+            let pages = (range.start..range.end).step_by(PAGE as usize);
+            pages.filter_map(|page| worker.staging_place(page)).for_each(|place| self.staging.litter(place));
+        }
+        Ok(())
+    }
+
     /// Tells whether a fork may be there to be read, now.
     pub fn may_fork(&mut self) -> bool {
         if self.heirs.is_none() {
@@ -783,114 +794,6 @@ impl Pace {
             self.left_out.store(gap, Relaxed);
         }
         worth
-    }
-}
-
-/// The staging area as a ring: entry `head + i` names the page that waits there.
-///
-/// A place is *littered* if a thread of the program has looked there while it was empty, and was given a page. Nothing is moved
-/// there: the kernel would say that it is occupied (EEXIST), as it does at times of what it has moved itself, and not whether the page to
-/// be moved was there at all. The entry is passed over, and the place is emptied with others.
-#[derive(Default)]
-pub(crate) struct Staging {
-    head: u32,
-    entries: VecDeque<Option<u64>>,
-    /// Entries that name a page.
-    live: usize,
-    /// Places of the area, numbered from 0.
-    littered: BTreeSet<usize>,
-}
-
-impl Staging {
-    /// The sequence number of the entry `index` places after the oldest.
-    pub fn sequence(&self, index: usize) -> u32 {
-        (self.head + index as u32) & ((1 << STATE_BITS) - 1)
-    }
-
-    fn index(&self, sequence: u32) -> usize {
-        (sequence.wrapping_sub(self.head) & ((1 << STATE_BITS) - 1)) as usize
-    }
-
-    /// Reserves room for up to `pages` pages in one run of the area; gives the first sequence number and how many.
-    pub fn reserve(&mut self, pages: usize) -> (u32, usize) {
-        while self.entries.len() < STAGING_PAGES && self.littered.contains(&self.next_place()) {
-            self.entries.push_back(None);
-        }
-        let (first, place) = (self.sequence(self.entries.len()), self.next_place());
-        let free = STAGING_PAGES - self.entries.len();
-        let end = self.littered.range(place..).next().copied().unwrap_or(STAGING_PAGES);
-        let count = pages.min(free).min(end - place);
-        self.entries.extend(std::iter::repeat_n(None, count));
-        (first, count)
-    }
-
-    /// The place in the area of the next entry.
-    fn next_place(&self) -> usize {
-        self.sequence(self.entries.len()) as usize % STAGING_PAGES
-    }
-
-    /// Notes that a thread that has looked there is given a page at a place of the area.
-    pub fn litter(&mut self, place: usize) {
-        self.littered.insert(place);
-    }
-
-    /// Names the page of an entry.
-    pub fn fill(&mut self, sequence: u32, page: u64) {
-        let index = self.index(sequence);
-        assert!(self.entries[index].replace(page).is_none(), "staging entry filled twice");
-        self.live += 1;
-    }
-
-    /// The page left the staging area.
-    pub fn clear(&mut self, sequence: u32) {
-        let index = self.index(sequence);
-        assert!(self.entries[index].take().is_some(), "staging entry cleared twice");
-        self.live -= 1;
-    }
-
-    /// The page has another address now.
-    pub fn rename(&mut self, sequence: u32, page: u64) {
-        let index = self.index(sequence);
-        assert!(self.entries[index].replace(page).is_some(), "staging entry renamed while empty");
-    }
-
-    /// The page an entry names.
-    pub fn get(&self, sequence: u32) -> Option<u64> {
-        self.entries.get(self.index(sequence)).copied().flatten()
-    }
-
-    /// How many of the oldest entries, up to `pages`, lie in one run of the area.
-    pub fn oldest_run(&self, pages: usize) -> usize {
-        let until_wrap = STAGING_PAGES - self.head as usize % STAGING_PAGES;
-        pages.min(self.entries.len()).min(until_wrap)
-    }
-
-    /// The memory of the oldest entries is about to be freed. A thread that looks there from now on may litter it again.
-    pub fn begin_discard(&mut self, pages: usize) {
-        if !self.littered.is_empty() {
-            (0..pages).for_each(|index| _ = self.littered.remove(&(self.sequence(index) as usize % STAGING_PAGES)));
-        }
-    }
-
-    /// The memory of the oldest entries is free.
-    pub fn discard(&mut self, pages: usize) {
-        assert!(self.entries.drain(..pages).all(|entry| entry.is_none()), "a staged page was discarded");
-        self.head = self.sequence(pages);
-    }
-
-    /// Every entry that names a page.
-    pub fn iter(&self) -> impl Iterator<Item = (u32, u64)> + '_ {
-        self.entries.iter().enumerate().filter_map(|(i, page)| page.map(|page| (self.sequence(i), page)))
-    }
-
-    /// Entries that name a page.
-    pub fn live(&self) -> usize {
-        self.live
-    }
-
-    /// Entries, those that name no page included.
-    pub fn len(&self) -> usize {
-        self.entries.len()
     }
 }
 

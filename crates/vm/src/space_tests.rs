@@ -283,36 +283,6 @@ proptest! {
     }
 }
 
-#[test]
-fn the_ring_never_gives_a_run_that_wraps() {
-    let mut staging = Staging::default();
-    assert_eq!(staging.reserve(STAGING_PAGES - 10), (0, STAGING_PAGES - 10));
-    staging.discard(100);
-    assert_eq!(staging.reserve(64).1, 10, "up to the end of the area");
-    assert_eq!(staging.reserve(64), (STAGING_PAGES as u32, 64));
-    assert_eq!(staging.reserve(STAGING_PAGES), (STAGING_PAGES as u32 + 64, 36), "as much as is free");
-    assert_eq!(staging.reserve(1).1, 0);
-    assert_eq!(staging.oldest_run(usize::MAX), STAGING_PAGES - 100);
-}
-
-#[test]
-fn no_page_is_moved_to_a_littered_place() {
-    let mut staging = Staging::default();
-    [0, 1, 5].into_iter().for_each(|place| staging.litter(place));
-    assert_eq!(staging.reserve(8), (2, 3), "up to the next littered place");
-    assert_eq!(staging.reserve(8), (6, 8));
-    staging.begin_discard(14);
-    // It may have been emptied by now.
-    staging.litter(1);
-    staging.discard(14);
-    assert_eq!(staging.reserve(STAGING_PAGES), (14, STAGING_PAGES - 14));
-    assert_eq!(staging.reserve(3), (STAGING_PAGES as u32, 1));
-    assert_eq!(staging.reserve(3), (STAGING_PAGES as u32 + 2, 3));
-    (0..STAGING_PAGES).for_each(|place| staging.litter(place));
-    assert_eq!(staging.reserve(3).1, 0);
-    assert_eq!(staging.len(), STAGING_PAGES);
-}
-
 /// Counts the stalls that it is told of, begun and ended.
 #[derive(Default)]
 struct Told {

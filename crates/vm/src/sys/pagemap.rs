@@ -35,6 +35,7 @@ pub struct Present {
 // Categories of pages.
 const IS_FILE: u64 = 1 << 2;
 const IS_PRESENT: u64 = 1 << 3;
+const IS_SWAPPED: u64 = 1 << 4;
 const IS_ZERO: u64 = 1 << 5;
 const IS_HUGE: u64 = 1 << 6;
 const IS_GUARD: u64 = 1 << 8;
@@ -45,6 +46,11 @@ static GUARDS: LazyLock<u64> = LazyLock::new(|| {
     let found = Pagemap::open(std::process::id() as i32).and_then(|own| own.scan(scan(), &mut []).map(drop));
     if found.is_ok() { IS_GUARD } else { 0 }
 });
+
+/// Asks the kernel what it can tell of. To be called before descriptors can be short: the answer stays.
+pub fn probe() {
+    LazyLock::force(&GUARDS);
+}
 
 impl Pagemap {
     /// Opens the pagemap of `pid`'s memory as it is now; it stays that memory's whatever the process executes.
@@ -76,6 +82,20 @@ impl Pagemap {
             Ok((found, end)) if *GUARDS != 0 => (found.iter().map(Region::range).collect(), end),
             _ => (Vec::new(), range.end),
         }
+    }
+
+    /// Finds runs of pages in `range` where something is, if only a mark of the kernel's.
+    pub fn occupied(&self, range: Range) -> io::Result<Vec<Range>> {
+        let (mut all, mut at) = (Vec::new(), range.start);
+        while at < range.end {
+            let mut regions = [Region::default(); 32];
+            let any_of = IS_PRESENT | IS_SWAPPED;
+            let scan = Scan { any_of, returned: any_of, ..Scan::of(Range::new(at, range.end)) };
+            let (found, end) = self.scan(scan, &mut regions)?;
+            all.extend(found.iter().map(Region::range));
+            at = end;
+        }
+        Ok(all)
     }
 
     /// Returns the last anonymous page that is present in `range`.

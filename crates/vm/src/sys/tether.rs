@@ -155,7 +155,8 @@ impl Hold {
 
     /// The parts of the message are read into the control message that is sent next: the descriptor to where a descriptor has to be, and
     /// what is zero in a fork to where zeros have to be. In any other message that is an address, in the length, which the kernel refuses; or, at
-    /// address 0, a thread's id, in level and kind, so that nothing is sent along. The process must not get another descriptor of ours.
+    /// address 0, a thread's id or the length of what is moved there, in level and kind, so that nothing is sent along. The process must not get
+    /// another descriptor of ours.
     fn read_with(&self, uffd: &Uffd, flags: libc::c_int) -> io::Result<Option<(Option<Message>, bool)>> {
         /// `struct cmsghdr` with one descriptor.
         #[repr(C)]
@@ -167,7 +168,7 @@ impl Hold {
             unused: [u8; 4],
         }
         const _: () = assert!(cfg!(target_endian = "little"), "the low byte of the length comes first");
-        let (mut head, mut middle, mut tail, byte) = ([0u8; 8], [0u8; 5], [0u8; 2], [0u8]);
+        let (mut head, mut middle, mut high, mut last, byte) = ([0u8; 8], [0u8; 5], [0u8; 1], [0u8; 1], [0u8]);
         // SAFETY: a number.
         let len = unsafe { libc::CMSG_LEN(size_of::<RawFd>() as u32) } as u64;
         let (level, kind) = (libc::SOL_SOCKET.to_le_bytes(), libc::SCM_RIGHTS.to_le_bytes());
@@ -177,10 +178,12 @@ impl Hold {
             part(&mut head),
             part(&mut rights.descriptor),
             part(&mut middle),
-            part(&mut rights.len[1..]),
+            part(&mut rights.len[1..7]),
+            part(&mut high),
             part(&mut rights.level[1..]),
             part(&mut rights.kind[1..]),
-            part(&mut tail),
+            part(&mut rights.len[7..]),
+            part(&mut last),
         ];
         let mut buffer = libc::iovec { iov_base: byte.as_ptr().cast_mut().cast(), iov_len: 1 };
         // SAFETY: all zeros is a header without anything.
@@ -195,7 +198,7 @@ impl Hold {
         // SAFETY: all of it lives until the call returns.
         let results = unsafe { uring::in_one(read, send) };
         let [read, sent] = results.ok_or(io::ErrorKind::Unsupported)?;
-        if read == -libc::EAGAIN {
+        if matches!(-read, libc::EAGAIN | libc::ECANCELED | libc::EINTR) {
             return Ok(None);
         }
         if read != 32 {
@@ -203,7 +206,7 @@ impl Hold {
         }
         let mut raw = [0; 32];
         let Rights { len, level, kind, descriptor, .. } = &rights;
-        let parts = [&head[..], descriptor, &middle, &len[1..], &level[1..], &kind[1..], &tail];
+        let parts = [&head[..], descriptor, &middle, &len[1..7], &high, &level[1..], &kind[1..], &len[7..], &last];
         parts.into_iter().flatten().zip(&mut raw).for_each(|(from, to)| *to = *from);
         let words = std::array::from_fn(|word| u64::from_le_bytes(std::array::from_fn(|byte| raw[8 * word + byte])));
         Ok(Some((decode(&words), sent == 1)))

@@ -9,6 +9,7 @@
 use std::io;
 use std::mem::ManuallyDrop;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use crate::epoch::Change;
@@ -76,6 +77,13 @@ pub enum Message {
     Change(Change),
 }
 
+impl Message {
+    /// Returns the userfaultfd of a forked child, if this is of a fork.
+    pub fn into_child(self) -> Option<Uffd> {
+        if let Message::Fork(child) = self { Some(child) } else { None }
+    }
+}
+
 /// Why a page could not be filled.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FillError {
@@ -106,11 +114,33 @@ pub enum Probe {
     Gone,
 }
 
-/// A userfaultfd. It is closed by `closing`: the kernel waits for the lock of its address space first.
+/// A userfaultfd.
 #[derive(Debug)]
-pub struct Uffd(ManuallyDrop<OwnedFd>);
+pub struct Uffd(Arc<Descriptor>);
 
-impl Drop for Uffd {
+/// Closed by `closing`: the kernel waits for the lock of its address space first.
+#[derive(Debug)]
+struct Descriptor(ManuallyDrop<OwnedFd>);
+
+/// A userfaultfd that may have been closed since.
+#[derive(Debug)]
+pub struct WeakUffd(Weak<Descriptor>);
+
+impl Uffd {
+    /// Returns what does not keep it open.
+    pub fn downgrade(&self) -> WeakUffd {
+        WeakUffd(Arc::downgrade(&self.0))
+    }
+}
+
+impl WeakUffd {
+    /// Returns the userfaultfd, if it is open still.
+    pub fn upgrade(&self) -> Option<Uffd> {
+        self.0.upgrade().map(Uffd)
+    }
+}
+
+impl Drop for Descriptor {
     fn drop(&mut self) {
         // SAFETY: taken once, here.
         closing::close(unsafe { ManuallyDrop::take(&mut self.0) });
@@ -119,13 +149,13 @@ impl Drop for Uffd {
 
 impl AsRawFd for Uffd {
     fn as_raw_fd(&self) -> RawFd {
-        self.0.as_raw_fd()
+        self.0.0.as_raw_fd()
     }
 }
 
 impl From<OwnedFd> for Uffd {
     fn from(fd: OwnedFd) -> Uffd {
-        Uffd(ManuallyDrop::new(fd))
+        Uffd(Arc::new(Descriptor(ManuallyDrop::new(fd))))
     }
 }
 

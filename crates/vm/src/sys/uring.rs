@@ -62,7 +62,7 @@ fn read_at_once(ring: &mut IoUring, file: &File, reads: &mut [ReadAt<'_>]) -> io
 }
 
 /// Does `first`, and if that does all that it is asked for, `second`, although the process is killed meanwhile; their results. `None` where
-/// there is no ring.
+/// there is no ring. If `first` has to wait, it is given up after a millisecond (`ECANCELED`).
 ///
 /// The thread does both in one system call: a thread that is killed does what it has still to do of its own requests before it ends.
 ///
@@ -71,10 +71,15 @@ fn read_at_once(ring: &mut IoUring, file: &File, reads: &mut [ReadAt<'_>]) -> io
 pub unsafe fn in_one(first: Entry, second: Entry) -> Option<[i32; 2]> {
     RING.with_borrow_mut(|ring| {
         let ring = ring.as_mut()?;
-        let entries = [first.flags(Flags::IO_LINK).user_data(0), second.user_data(1)];
-        // SAFETY: the caller's promise; both are answered below.
-        unsafe { ring.submission().push_multiple(&entries) }.expect("a queue longer than two");
-        Some(answers(ring, 2))
+        let moment = types::Timespec::new().nsec(1_000_000);
+        let timeout = opcode::LinkTimeout::new(&raw const moment).build();
+        let entries = [first.flags(Flags::IO_LINK), timeout.flags(Flags::IO_LINK), second];
+        let entries =
+            [entries[0].clone().user_data(0), entries[1].clone().user_data(2), entries[2].clone().user_data(1)];
+        // SAFETY: the caller's promise; all are answered below.
+        unsafe { ring.submission().push_multiple(&entries) }.expect("a queue longer than three");
+        let [first, second, _]: [i32; 3] = answers(ring, 3);
+        Some([first, second])
     })
 }
 
