@@ -163,13 +163,16 @@ def neighbours(context: Context, test):
                 unless(daemon.count("cgroup/loud/memory.stat", "pgsteal") > 10000, "the loud one was not reclaimed from"))
 
     # What it has in the pool is protected as well.
-    daemon.ask("set", "cgroup/quiet/memory.max", "24M")
-    wait_until(lambda: daemon.count("cgroup/quiet/memory.stat", "zswapped") > 8 * MIB, 10)
+    count = lambda key: daemon.count("cgroup/quiet/memory.stat", key)
+    daemon.ask("set", "cgroup/quiet/memory.max", "32M")
+    wait_until(lambda: count("zswapped") > 4 * MIB, 10)
     daemon.ask("set", "cgroup/quiet/memory.max", "max")
-    pooled, written = (daemon.count("cgroup/quiet/memory.stat", key) for key in ("zswapped", "zswpwb"))
+    # What its own limit has begun may go on for a moment.
+    wait_until(lambda: count("zswpwb") == (time.sleep(0.3), count("zswpwb"))[1], 10)
+    pooled, written = count("zswapped"), count("zswpwb")
     for _ in range(10):
         loud.touch(1)
-    now = daemon.count("cgroup/quiet/memory.stat", "zswpwb")
+    now = count("zswpwb")
     yield check("daemon-neighbours: its part of the pool", unless(pooled > 4 * MIB, f"{pooled} bytes in the pool"),
                 unless(now == written, f"{now - written} pages written back"))
 
