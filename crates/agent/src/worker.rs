@@ -506,8 +506,8 @@ impl Worker {
 
     /// Finds out where a page is of which the kernel says that something was at its destination already (EEXIST).
     ///
-    /// Nothing was there before: the manager has nothing moved to a place where something is. But where the kernel migrates pages at the same
-    /// time, a UFFDIO_MOVE of several pages may say so of pages that it has moved itself
+    /// Nothing was there before: the manager has nothing moved to a place where something is. But where the kernel migrates pages at the
+    /// same time, a UFFDIO_MOVE of several pages may say so of pages that it has moved itself
     /// (docs/decisions/0010-changes-without-an-event.md). So the page is moved back.
     fn where_is(&self, to: u64, from: u64) -> u8 {
         match move_pages(self.uffd, from, to, 1, 0) {

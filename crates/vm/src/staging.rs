@@ -9,8 +9,9 @@ use crate::table::STATE_BITS;
 /// The staging area as a ring: entry `head + i` names the page that waits there.
 ///
 /// A place is *littered* if a thread of the program has looked there while it was empty, and was given a page by the manager, or by the
-/// kernel before the area was watched. Nothing is moved there: the kernel would say that it is occupied (EEXIST), as it does at times of what it has moved itself, and not whether the page to
-/// be moved was there at all. The entry is passed over, and the place is emptied with others.
+/// kernel before the area was watched. Nothing is moved there: the kernel would say that it is occupied (EEXIST), as it does at times of
+/// what it has moved itself, and not whether the page to be moved was there at all. The entry is passed over, and the place is emptied
+/// with others.
 #[derive(Default)]
 pub(crate) struct Staging {
     head: u32,

@@ -134,8 +134,8 @@ impl Hold {
         Ok(messages)
     }
 
-    /// Reads one message of a userfaultfd, without waiting; tells whether a message was sent: with a fork's descriptor, which is held by now,
-    /// and never with another. `None` if there is nothing to read.
+    /// Reads one message of a userfaultfd, without waiting; tells whether a message was sent: with a fork's descriptor, which is held by
+    /// now, and never with another. `None` if there is nothing to read.
     ///
     /// # Errors
     /// The kernel does not permit it to be done in this way (without io_uring), or the userfaultfd cannot be read.
@@ -154,9 +154,9 @@ impl Hold {
     }
 
     /// The parts of the message are read into the control message that is sent next: the descriptor to where a descriptor has to be, and
-    /// what is zero in a fork to where zeros have to be. In any other message that is an address, in the length, which the kernel refuses; or, at
-    /// address 0, a thread's id or the length of what is moved there, in level and kind, so that nothing is sent along. The process must not get
-    /// another descriptor of ours.
+    /// what is zero in a fork to where zeros have to be. In any other message that is an address, in the length, which the kernel
+    /// refuses; or, at address 0, a thread's id or the length of what is moved there, in level and kind, so that nothing is sent along.
+    /// The process must not get another descriptor of ours.
     fn read_with(&self, uffd: &Uffd, flags: libc::c_int) -> io::Result<Option<(Option<Message>, bool)>> {
         /// `struct cmsghdr` with one descriptor.
         #[repr(C)]
