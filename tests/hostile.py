@@ -280,7 +280,7 @@ def stays_mute(name: bytes, count: int, uid: int) -> None:
             connections.pop(descriptor).close()
 
 
-@test("hostile-mute", 120, beside=True)
+@test("hostile-mute", 120)
 def mute(context: Context, test):
     """2000 connections of another user that say nothing take no descriptors from a job that forks."""
     need_root()
