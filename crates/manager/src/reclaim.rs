@@ -45,7 +45,7 @@ const REFUSAL_COUNTS: Duration = Duration::from_millis(200);
 const LATE_PATIENCE: Duration = Duration::from_secs(1);
 
 /// How long reclaim may come to nothing, with a thread waiting, before a process is killed; and how long if it could not look at all that
-/// could be taken.
+/// could be taken, or some of it has not been registered meanwhile: tens of thousands of mappings take seconds.
 const OOM_PATIENCE: Duration = Duration::from_secs(2);
 const OOM_PATIENCE_IN_PARTS: Duration = Duration::from_secs(20);
 
@@ -254,8 +254,12 @@ impl Reclaimer {
         if (freed > 0 && !squeezed) || shrinking || !in_need {
             need.fruitless_since = None;
         } else {
-            let patience = if step.is_in_parts { OOM_PATIENCE_IN_PARTS } else { OOM_PATIENCE };
-            if need.fruitless_since.get_or_insert_with(Instant::now).elapsed() > patience {
+            let since = *need.fruitless_since.get_or_insert_with(Instant::now);
+            let is_below = |session: &Session| session.charge().is_below(charge.id);
+            let is_unregistered =
+                || sessions.iter().any(|(session, _)| is_below(session) && session.is_unregistered_since(since));
+            let in_vain = since.elapsed();
+            if in_vain > OOM_PATIENCE && (in_vain > OOM_PATIENCE_IN_PARTS || !step.is_in_parts && !is_unregistered()) {
                 need.fruitless_since = None;
                 self.kill_largest(charge, sessions);
             }

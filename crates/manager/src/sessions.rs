@@ -71,6 +71,8 @@ pub struct Session {
     stopped: AtomicBool,
     /// When its mappings may be registered next.
     refresh_at: Mutex<Option<Instant>>,
+    /// When the last registration of its mappings began that was finished.
+    refreshed_at: Mutex<Option<Instant>>,
     charge: RwLock<Arc<Charge>>,
     worker_pid: i32,
     statm: File,
@@ -159,9 +161,10 @@ impl Session {
         if !self.may_be_refreshed() {
             return Ok(false);
         }
-        let (asked, begun) = (self.refreshes_asked(), thread::processor_time());
+        let (asked, begun, started) = (self.refreshes_asked(), thread::processor_time(), Instant::now());
         let done = pager.refresh(&self.space);
         if *done.as_ref().unwrap_or(&true) {
+            *self.refreshed_at.lock() = Some(started);
             self.note_refresh(asked);
         }
         if self.space.is_noisy() {
@@ -181,6 +184,13 @@ impl Session {
     /// Returns whether the mappings may be registered again by now.
     pub fn may_be_refreshed(&self) -> bool {
         self.refresh_at.try_lock().is_some_and(|at| at.is_none_or(|at| at <= Instant::now()))
+    }
+
+    /// Whether reclaim may have passed over memory since `since`, because threads of the manager have not registered it. Not where they wait for
+    /// the worker, or leave the process alone.
+    pub fn is_unregistered_since(&self, since: Instant) -> bool {
+        let is_late = self.space.is_shunned() || self.space.awaits_answer();
+        !is_late && self.refreshed_at.lock().is_none_or(|at| at < since)
     }
 
     /// Whether a request is done.
@@ -595,6 +605,7 @@ impl Sessions {
             awaits_registration: AtomicBool::new(false),
             stopped: AtomicBool::new(false),
             refresh_at: Default::default(),
+            refreshed_at: Default::default(),
             charge,
             worker_pid,
             statm,
