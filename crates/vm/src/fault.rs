@@ -155,7 +155,9 @@ impl Pager {
         let (mut events, mut forks): (Vec<Event>, Vec<Uffd>) = Default::default();
         let (mut news, mut tries, mut begun, mut noted) = (false, 0, None, 0);
         let mut messages = std::mem::take(&mut state.unheard);
-        let mut may_fork = state.may_fork();
+        // One whose events have no end is read as fast as can be.
+        let is_noisy = space.noise.is_noisy();
+        let mut may_fork = state.may_fork() && !is_noisy;
         loop {
             let read_all = match heirs::read(&space.uffd, state.heirs.as_deref(), &mut messages, may_fork) {
                 Ok(read_all) => read_all,
@@ -204,7 +206,7 @@ impl Pager {
                 noted = events.len();
             }
             wait_for_program(&space.uffd, &mut tries);
-            may_fork = true;
+            may_fork = !is_noisy;
         }
     }
 

@@ -8,8 +8,9 @@
 //!    manager reads a fork and sends the child's userfaultfd there in one system call ([`Hold::read`]). The child's memory
 //!    then holds its own userfaultfd: without a manager the threads that touch an evicted page wait, until they are killed.
 //! 2. That a fork is to be read is told by the kernel: nothing can be filled meanwhile (EAGAIN). A fork takes a while. So a thread that
-//!    has read within [`MOMENT`], and has filled since what it was to fill, need not ask: it would make each fault two percent slower. A
-//!    fork that is read without the question all the same is sent by a second call, at once. So it is where there is no io_uring.
+//!    has read within [`MOMENT`], and has filled since what it was to fill, need not ask: it would make each fault two percent slower.
+//!    Nor is it done in an address space that is noisy (`noisy.rs`). A fork that is read without the question all the same is sent by a
+//!    second call, at once. So it is where there is no io_uring.
 //! 3. Without a line to the manager such a child would wait for ever if manager and front ended. So the manager ties all children that are
 //!    there and not tied yet ([`Tied`]) when it has read a fork, before work that takes milliseconds, and sends the far ends the same
 //!    way. It does so only if that takes little time, and a child may not be there yet: so the manager looks once more before it
