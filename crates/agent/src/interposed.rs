@@ -15,7 +15,7 @@ use crate::attach::weak;
 use crate::{calls, hints};
 
 macro_rules! interposed {
-    ($name:ident, $next:ident, $own:path $(, $note:literal)*) => {
+    ($name:ident, $next:ident, $own:path $(, notes $noted:path: $($note:literal),+)?) => {
         /// The program's own function of this name; 0 if it has none but libc's.
         static $next: AtomicUsize = AtomicUsize::new(0);
 
@@ -31,14 +31,11 @@ macro_rules! interposed {
                 "mov r11, qword ptr [rip + {next}]",
                 "test r11, r11",
                 "jz {own}",
-                $($note,)*
+                $($($note,)+)?
                 "jmp r11",
-                ".if 0 // what only some of them name",
-                "lea rax, [rip + {filtered}]",
-                ".endif",
                 next = sym $next,
                 own = sym $own,
-                filtered = sym calls::FILTERED,
+                $(noted = sym $noted,)?
             )
         }
     };
@@ -50,9 +47,10 @@ interposed!(
     prctl,
     NEXT_PRCTL,
     calls::own_prctl,
+    notes calls::FILTERED:
     "cmp edi, 22", // PR_SET_SECCOMP
     "jne 2f",
-    "mov byte ptr [rip + {filtered}], 1",
+    "mov byte ptr [rip + {noted}], 1",
     "2:"
 );
 interposed!(shmat, NEXT_SHMAT, hints::own_shmat);
@@ -60,6 +58,7 @@ interposed!(
     syscall,
     NEXT_SYSCALL,
     calls::own_syscall,
+    notes calls::FILTERED:
     "cmp rdi, 157", // prctl
     "je 3f",
     "cmp rdi, 317", // seccomp, of which the first two operations install a filter
@@ -71,7 +70,7 @@ interposed!(
     "cmp esi, 22",
     "jne 4f",
     "2:",
-    "mov byte ptr [rip + {filtered}], 1",
+    "mov byte ptr [rip + {noted}], 1",
     "4:"
 );
 

@@ -186,8 +186,8 @@ impl Session {
         self.refresh_at.try_lock().is_some_and(|at| at.is_none_or(|at| at <= Instant::now()))
     }
 
-    /// Whether reclaim may have passed over memory since `since`, because threads of the manager have not registered it. Not where they wait for
-    /// the worker, or leave the process alone.
+    /// Whether reclaim may have passed over memory since `since`, because threads of the manager have not registered it. Not where they
+    /// wait for the worker, or leave the process alone.
     pub fn is_unregistered_since(&self, since: Instant) -> bool {
         let is_late = self.space.is_shunned() || self.space.awaits_answer();
         !is_late && self.refreshed_at.lock().is_none_or(|at| at < since)

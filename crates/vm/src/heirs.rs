@@ -107,14 +107,14 @@ impl Heirs {
             }
             one_by_one += 1;
             let mut list = self.list.lock();
-            let (message, is_held) = match self.hold.read(uffd) {
+            let (message, was_sent) = match self.hold.read(uffd) {
                 Ok(Some(read)) => read,
                 Ok(None) => return Ok(true),
                 Err(_) => break,
             };
-            list.messages += usize::from(is_held);
+            list.messages += usize::from(was_sent);
             match &message {
-                Some(Message::Fork(child)) if is_held => list.new.push(child.downgrade()),
+                Some(Message::Fork(child)) if was_sent => list.new.push(child.downgrade()),
                 Some(Message::Fork(child)) => self.keep(&mut list, child),
                 _ => {}
             }

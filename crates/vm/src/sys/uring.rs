@@ -73,9 +73,8 @@ pub unsafe fn in_one(first: Entry, second: Entry) -> Option<[i32; 2]> {
         let ring = ring.as_mut()?;
         let moment = types::Timespec::new().nsec(1_000_000);
         let timeout = opcode::LinkTimeout::new(&raw const moment).build();
-        let entries = [first.flags(Flags::IO_LINK), timeout.flags(Flags::IO_LINK), second];
         let entries =
-            [entries[0].clone().user_data(0), entries[1].clone().user_data(2), entries[2].clone().user_data(1)];
+            [first.flags(Flags::IO_LINK).user_data(0), timeout.flags(Flags::IO_LINK).user_data(2), second.user_data(1)];
         // SAFETY: the caller's promise; all are answered below.
         unsafe { ring.submission().push_multiple(&entries) }.expect("a queue longer than three");
         let [first, second, _]: [i32; 3] = answers(ring, 3);
