@@ -35,7 +35,8 @@ def peak_resident(pid: int) -> int:
     return next(int(line.split()[1]) * 1024 for line in status if line.startswith("VmHWM:"))
 
 
-@test("hostile-environment", 60, beside=True)
+# Not beside others: these look for their processes in /proc, which takes them long meanwhile.
+@test("hostile-environment", 60)
 def environment(context: Context, test):
     """Processes whose environment is gigabytes, or on a file that does not answer, hold up no kill and cost the manager no memory."""
     need_root()
