@@ -15,7 +15,8 @@ use core::ffi::CStr;
 use crate::sys::{self, call};
 use crate::worker::NAME;
 
-/// Where the stack of a process begins in the text of `/proc/PID/stat`: so many fields after the name.
+/// The parent of a process, and where its stack begins, in the text of `/proc/PID/stat`: so many fields after the name.
+const PARENT: usize = 2;
 const START_STACK: usize = 26;
 
 /// Where the name of an entry begins in a `struct linux_dirent64`, and where its length is told.
@@ -24,7 +25,8 @@ const DIRENT_LEN: usize = 16;
 
 /// Kills the family of the program whose memory this process, its worker, shares. `library` is the path of the manager's library.
 ///
-/// Workers go last, since they are about to do the same: two that killed each other first would leave the rest alive.
+/// Workers go last, since they are about to do the same: two that killed each other first would leave the rest alive. A worker whose parent is
+/// still there as one of the family stays: that may be a program which cannot be killed, and which only its own worker can end (`denial.rs`).
 pub fn kill(library: &[u8]) {
     let directory = sys::open(-1, c"/proc");
     let own = sys::open(directory, c"self");
@@ -33,9 +35,11 @@ pub fn kill(library: &[u8]) {
             // SAFETY: our own descriptor, if it is one; no pointers.
             unsafe { call!(sys::SYS_LSEEK, directory, 0, 0) };
             processes(directory, |process| {
-                let is_relative =
-                    |other: Identity| other.stack == own.stack && other.pid != own.pid && other.is_worker == workers;
-                if Identity::of(process).is_some_and(is_relative) && has_mapped(process, library) {
+                let is_relative = |other: &Identity| other.stack == own.stack && other.pid != own.pid;
+                let other = Identity::of(process).filter(|other| is_relative(other) && other.is_worker == workers);
+                let Some(other) = other.filter(|_| has_mapped(process, library)) else { return };
+                let parent = || Identity::of_process(directory, other.parent);
+                if !workers || !parent().is_some_and(|parent| is_relative(&parent) && !parent.is_worker) {
                     sys::kill_by(process);
                 }
             });
@@ -48,6 +52,7 @@ pub fn kill(library: &[u8]) {
 /// What `/proc/PID/stat` tells of a process.
 struct Identity {
     pid: u64,
+    parent: u64,
     is_worker: bool,
     /// Where its stack begins.
     stack: u64,
@@ -64,10 +69,27 @@ impl Identity {
         // The name may be anything: it ends at the last bracket.
         let name_start = text.iter().position(|&byte| byte == b'(')? + 1;
         let name_end = text.iter().rposition(|&byte| byte == b')')?;
-        let stack = text[name_end..].split(|&byte| byte == b' ').nth(START_STACK)?;
+        let field = |index| text[name_end..].split(|&byte| byte == b' ').nth(index);
+        let (parent, stack) = (number(field(PARENT)?)?, field(START_STACK)?);
         let is_worker = text.get(name_start..name_end)? == NAME.to_bytes();
         // The kernel tells 0 to a process that may not know it.
-        Some(Identity { pid: number(text)?, is_worker, stack: number(stack).filter(|&stack| stack != 0)? })
+        Some(Identity { pid: number(text)?, parent, is_worker, stack: number(stack).filter(|&stack| stack != 0)? })
+    }
+
+    /// Reads it of the process with this number. `directory` is that of all processes.
+    fn of_process(directory: isize, pid: u64) -> Option<Identity> {
+        // One more for the end of the C string.
+        let mut digits = [0; 21];
+        let mut rest = pid;
+        for digit in digits[..20].iter_mut().rev() {
+            *digit = b'0' + (rest % 10) as u8;
+            rest /= 10;
+        }
+        let start = digits.iter().position(|&digit| digit != b'0')?;
+        let process = sys::open(directory, CStr::from_bytes_with_nul(&digits[start..]).ok()?);
+        let identity = Identity::of(process);
+        close(process);
+        identity
     }
 }
 

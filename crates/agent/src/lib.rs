@@ -25,6 +25,7 @@
 mod attach;
 mod worker;
 
+mod denial;
 mod family;
 mod robust;
 mod tether;

@@ -119,8 +119,18 @@ pub fn open(directory: isize, path: &CStr) -> isize {
 /// Kills the process that a pidfd, or a directory `/proc/PID`, stands for.
 pub fn kill_by(handle: isize) {
     const SIGKILL: usize = 9;
+    signal_by(handle, SIGKILL);
+}
+
+/// Has a stopped process go on.
+pub fn continue_by(handle: isize) {
+    const SIGCONT: usize = 18;
+    signal_by(handle, SIGCONT);
+}
+
+fn signal_by(handle: isize, signal: usize) {
     // SAFETY: no signal information.
-    unsafe { call!(SYS_PIDFD_SEND_SIGNAL, handle, SIGKILL, 0, 0) };
+    unsafe { call!(SYS_PIDFD_SEND_SIGNAL, handle, signal, 0, 0) };
 }
 
 /// Has the kernel kill the calling process when the thread that made it ends, or no longer.

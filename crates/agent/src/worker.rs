@@ -21,7 +21,7 @@
 //! itself would wait for the manager to read an event.
 //!
 //! When the manager dies, the connection ends; the worker then kills the program, whose faults wait meanwhile because
-//! the worker, and the program's memory itself, hold the userfaultfd open.
+//! the worker, and the program's memory itself, hold the userfaultfd open. A program that it cannot kill is denied its pages (`denial.rs`).
 //!
 //! # Safety
 //! Shares its memory with the program: it writes only to its own stack, to the control mapping and, by UFFDIO_MOVE, to
@@ -41,6 +41,7 @@ use uzswap_proto::{
 
 use crate::area::{REGION_LEN, Region};
 use crate::attach::socket_path;
+use crate::denial;
 use crate::family;
 use crate::robust::Lists;
 use crate::sys::{self, EAGAIN, EBUSY, EEXIST, EFAULT, EINTR, EINVAL, ENOENT, ESRCH, call};
@@ -78,13 +79,16 @@ pub struct Control {
     parent: AtomicIsize,
     /// The worker's process id, 0 if none is wanted any more, or a negative errno. Told by the usher to the program.
     pub worker: AtomicIsize,
-    /// Whether the program may run on: 0 or 1, a futex. Told by the worker to the usher.
+    /// Whether the program may run on: 0 until that is known, [`RUNS`] or [`DIES`]; a futex. Told by the worker to the usher.
     settled: AtomicU32,
     /// Whether pages have been evicted. Told by the worker to the program.
     pub evicts: AtomicBool,
     /// The mapping that children are to inherit (`tether.rs`), or 0. Told likewise.
     pub heirloom: AtomicUsize,
 }
+
+const RUNS: u32 = 1;
+const DIES: u32 = 2;
 
 impl Control {
     /// For a program, its beacon and the region of its worker.
@@ -100,16 +104,16 @@ impl Control {
         self.program.may_wait
     }
 
-    /// Lets the program run.
-    fn settle(&self) {
+    /// Lets the program run, or has its own thread end it: a kill from inside its pid namespace has no effect on the first process there.
+    fn settle(&self, fate: u32) {
         const FUTEX_WAKE_PRIVATE: usize = 1 | 128;
-        self.settled.store(1, Release);
+        self.settled.store(fate, Release);
         // SAFETY: wakes the thread that waits for this word.
         unsafe { call!(sys::SYS_FUTEX, &raw const self.settled, FUTEX_WAKE_PRIVATE, 1) };
     }
 
-    /// Waits until the worker, a child of the caller, has settled or ended, but not for ever. False if it has not settled, the program has
-    /// inherited evicted pages, and no manager is left to serve them: then the worker is killed, and the caller ends the program.
+    /// Waits until the worker, a child of the caller, has settled or ended, but not for ever. False if the program has inherited evicted pages,
+    /// and no manager is left to serve them: then the worker has said so or is killed, and the caller ends the program.
     ///
     /// Such a worker waits for its beacon, and where the memory itself keeps the userfaultfd open (`tether.rs`) nothing else wakes it.
     /// The program would wait there, too, if the worker has been killed.
@@ -122,8 +126,9 @@ impl Control {
         for _ in 0..if self.program.inherits { TRIES_IF_IT_INHERITS } else { TRIES } {
             // A filter of system calls may have killed it, or a user who kills all of uzswap. Asked first: a worker can settle, and end.
             has_ended = sys::has_ended(worker);
-            if self.settled.load(Acquire) != 0 {
-                return true;
+            match self.settled.load(Acquire) {
+                0 => {}
+                fate => return fate == RUNS,
             }
             if has_ended {
                 break;
@@ -198,8 +203,8 @@ pub extern "C" fn main(control: *const Control) -> ! {
     }
     match Worker::attach(control) {
         // The program runs on when the manager says so: it is seen to grow from its first page on.
-        Some(worker) => worker.obey(control),
-        None => control.settle(),
+        Ok(worker) => worker.obey(control),
+        Err(fate) => control.settle(fate),
     }
     sys::exit(0)
 }
@@ -249,15 +254,18 @@ struct Worker {
 }
 
 impl Worker {
-    /// Attaches to the manager; `None` if the program is to run unmanaged.
-    fn attach(control: &Control) -> Option<Worker> {
+    /// Attaches to the manager.
+    ///
+    /// # Errors
+    /// What becomes of the program instead: it runs unmanaged, or dies.
+    fn attach(control: &Control) -> Result<Worker, u32> {
         let program = &control.program;
         let pidfd = control.pidfd.load(Relaxed);
         let nonce = if program.inherits { ask(control) } else { program.nonce };
         if program.inherits && nonce.is_none() {
             // No manager has answered: it is gone, and with it what the program has inherited.
             sys::kill_by(pidfd);
-            return None;
+            return Err(DIES);
         }
         let mut words = [0; MAX_WORDS];
         let mut device = -1;
@@ -276,16 +284,17 @@ impl Worker {
             if program.inherits && words[0] != kind::RELEASE && !is_served(control) {
                 // The manager is gone, and with it what the program has inherited.
                 sys::kill_by(pidfd);
+                return Err(DIES);
             }
-            return None;
+            return Err(RUNS);
         };
         if pidfd == -ESRCH {
-            return None;
+            return Err(RUNS);
         }
         let failed = |step: u64, errno: isize| {
             let handle = [pidfd as i32];
             send(socket, &[kind::FAILED, step, -errno as u64], if pidfd >= 0 { &handle } else { &[] });
-            None
+            Err(RUNS)
         };
         if pidfd < 0 {
             return failed(step::PIDFD, pidfd);
@@ -305,7 +314,7 @@ impl Worker {
         let mut worker = Worker { socket, greeting, program, library: -1, uffd, trash_uffd, region, lists };
         worker.library = sys::open(-1, worker.library_path());
         worker.introduce(control, nonce, &mut words);
-        Some(worker)
+        Ok(worker)
     }
 
     /// Says hello.
@@ -357,11 +366,11 @@ impl Worker {
                     }
                 }
                 kind::HEADS => self.lists.learn(&words[1..count as usize], descriptor),
-                kind::GO => control.settle(),
-                kind::EXIT => return control.settle(),
+                kind::GO => control.settle(RUNS),
+                kind::EXIT => return control.settle(RUNS),
                 kind::RELEASE => {
                     control.evicts.store(false, Relaxed);
-                    return control.settle();
+                    return control.settle(RUNS);
                 }
                 _ => self.kill_program(),
             }
@@ -384,6 +393,7 @@ impl Worker {
             }
             family::kill(self.library_path().to_bytes());
         }
+        denial::until_end(self.program, self.uffd);
         sys::exit(0)
     }
 

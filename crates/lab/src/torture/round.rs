@@ -13,7 +13,10 @@ use rustix::process::{Pid, Signal, kill_process};
 use super::Counts;
 use super::disturb;
 use super::plan::{Plan, Random, Strike, Swap};
-use super::traces::{MARK, Part, Traced, descriptors, files_of, files_of_uzswap, is_stopped, marked, what_they_do};
+use super::traces::{
+    MARK, Part, Traced, descriptors, files_of, files_of_uzswap, is_first_without_worker, is_stopped, marked,
+    what_they_do,
+};
 use crate::program::{Interrupt, Scratch};
 
 /// How long a job may take beyond its time: machines are slow under pressure.
@@ -319,7 +322,12 @@ impl Round<'_> {
         {
             if Instant::now() > end {
                 let now = self.manager_descriptors().unwrap_or_default();
-                bail!("the manager had {} descriptors and has {}:\n{before:?}\n{now:?}", before.len(), now.len());
+                bail!(
+                    "the manager had {} descriptors and has {}:\n{before:?}\n{now:?}\n{}",
+                    before.len(),
+                    now.len(),
+                    what_they_do(&marked(&self.mark))
+                );
             }
             sleep(Duration::from_millis(50));
         }
@@ -353,7 +361,12 @@ impl Round<'_> {
                 return Ok(());
             }
             if Instant::now() > end {
-                bail!("processes left behind\n{}", what_they_do(&left));
+                // Where everything was killed, its worker too, such a process waits until it is killed from outside its namespace
+                // (docs/decisions/0002-tether.md).
+                if !left.iter().all(|process| is_first_without_worker(process.id, &self.killed)) {
+                    bail!("processes left behind\n{}", what_they_do(&left));
+                }
+                left.iter().for_each(|process| send(process.id, Signal::KILL));
             }
             sleep(Duration::from_millis(20));
         }

@@ -47,6 +47,17 @@ pub(crate) fn is_stopped(id: u32) -> bool {
     fs::read_to_string(format!("/proc/{id}/status")).is_ok_and(|status| status.contains("\nState:\tT "))
 }
 
+/// Whether a process is the first of a pid namespace inside this one, and its worker is among those that were killed.
+pub(crate) fn is_first_without_worker(id: u32, killed: &[Traced]) -> bool {
+    let status = fs::read_to_string(format!("/proc/{id}/status")).unwrap_or_default();
+    let numbers = status.lines().find_map(|line| line.strip_prefix("NSpid:")).unwrap_or_default();
+    let is_first = numbers.split_ascii_whitespace().skip(1).last() == Some("1");
+    let children = fs::read_to_string(format!("/proc/{id}/task/{id}/children")).unwrap_or_default();
+    let is_killed = |id: u32| killed.contains(&Traced { id, part: Part::Worker });
+    // It does not collect its worker while it waits.
+    is_first && children.split_ascii_whitespace().filter_map(|id| id.parse().ok()).any(is_killed)
+}
+
 /// Returns where each task of these processes sits, and of their children that have lost their memory, which bear no marker: the report on a
 /// hang.
 pub(crate) fn what_they_do(processes: &[Traced]) -> String {
