@@ -56,6 +56,7 @@ def beside(context: Context, mode: str, before: list, after: list):
         start = time.monotonic()
         touched &= all([touches(good, 1) for _ in range(3)])
         usual = (time.monotonic() - start) / 3
+        open_for_one = harness.descriptors(manager)
         hostile = daemon.start([*before, mute.directory, *after], "--memory-max", "24M", prefix=as_user(VICTIM))
         held = wait_until(lambda: harness.read(hostile.files[0]).count(b"holds\n") >= 1, 20)
         slowest, touches_made, end = 0.0, 0, time.monotonic() + context.size(6, 60)
@@ -86,5 +87,6 @@ def beside(context: Context, mode: str, before: list, after: list):
     hostile.wait(30)
     yield check(f"{name}: the other job is whole", whole(ends(good)))
     ended = wait_until(lambda: len(os.listdir(f"/proc/{manager}/task")) < 40, 10)
+    closed = wait_until(lambda: harness.descriptors(manager) <= open_for_one, 10)
     outcome = daemon.end()
-    yield check(f"{name}: the daemon ends", unless(ended, "threads are left"), unless(outcome.status == 0, complaint(outcome)), *daemon.is_gone())
+    yield check(f"{name}: the daemon ends", unless(ended, "threads are left"), unless(closed, "descriptors are left"), unless(outcome.status == 0, complaint(outcome)), *daemon.is_gone())

@@ -90,7 +90,7 @@ impl Watch {
         // Otherwise a look may come many milliseconds late, where there is more to run than processors. The threads that do
         // the work are ordinary ones: they would only take the processors from the programs that wait for them.
         let _ = thread::ask_for_promptness();
-        ptrace::allow_ending();
+        ptrace::allow_giving_up();
         let (mut registered, mut brake) = (Registered::default(), Brake::default());
         let (mut meter, mut touched) = (FaultMeter::open().ok(), None);
         let (mut processes, mut rung, mut last) = (0, true, Instant::now());

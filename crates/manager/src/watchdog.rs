@@ -8,8 +8,8 @@
 //! 2. Its address space is blocked, and its job and its user have one more that is: at some number none of theirs is visited any more.
 //!    So a user costs a bounded number of threads, and each role a bounded time.
 //! 3. Another thread begins in the role of the stuck one. At most [`MOST_SURPLUS`] have been replaced and are still there. A watch
-//!    thread that was stuck in stopping a process is ended; the next one stops neither that process nor others of its user for some
-//!    seconds ([`Space::resists`]).
+//!    thread that is stuck in stopping a process gives that up, and ends; the next one stops neither that process nor others of its user
+//!    for some seconds ([`Space::resists`]).
 //! 4. A process that blocks a thread for [`PATIENCE`] is killed. A long fork of much memory is over by then.
 //! 5. When a stuck thread has gone on, its address space is visited again.
 //! 6. A thread that reads the areas of a worker waits for a page that is missing there. The death of the process does not end that wait:
@@ -103,11 +103,6 @@ impl Watchdog {
             let age = now - seen.since;
             // One that waits for a processor is not stuck. One that has had so much time reads without an end.
             if age >= STUCK && (age >= STUCK_RUNNING || !thread::is_running(place.thread())) {
-                if !thread::is_own(place.thread()) {
-                    // It was ended ([`ptrace::end_if_seizing`]).
-                    visit::forget(place);
-                    continue;
-                }
                 stuck.push((place, guest, age));
             }
             self.visits.insert(place.thread(), seen);
@@ -125,6 +120,12 @@ impl Watchdog {
                 self.pager.space(id).iter().for_each(|space| space.note_resistance());
             }
             replace(place);
+        }
+        for (place, _, _) in &stuck {
+            if is_watch(place) && place.is_surplus() {
+                // It may hold processes of others, which go on when it ends.
+                ptrace::give_up_seizing(place.thread());
+            }
         }
         for (_, guest, age) in stuck {
             let Guest::Space(space) = guest else { continue };
@@ -224,8 +225,4 @@ fn replace(place: &Arc<Place>) {
         return;
     }
     place.make_surplus();
-    if is_watch(place) {
-        // It may hold processes of others, which go on when it ends.
-        ptrace::end_if_seizing(place.thread());
-    }
 }

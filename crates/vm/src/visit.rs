@@ -143,11 +143,6 @@ pub fn is_surplus() -> bool {
     OWN.with(|own| own.0.is_surplus())
 }
 
-/// Forgets a thread that has ended without leaving its place.
-pub fn forget(place: &Arc<Place>) {
-    PLACES.lock().retain(|other| !Arc::ptr_eq(other, place));
-}
-
 /// Counts a step of the calling thread.
 pub(crate) fn step() {
     OWN.with(|own| own.0.steps.store(own.0.steps.load(Relaxed) + 1, Relaxed));

@@ -133,48 +133,61 @@ fn stopped(id: i32) -> io::Result<Option<i32>> {
 }
 
 thread_local! {
-    /// The thread is in [`seize`].
-    static SEIZES: Cell<bool> = const { Cell::new(false) };
+    /// The thread seizes no other any more.
+    static GIVES_UP: Cell<bool> = const { Cell::new(false) };
 }
 
 fn seize(id: i32) -> bool {
-    SEIZES.set(true);
+    if GIVES_UP.get() {
+        return false;
+    }
     let seized = ptrace(libc::PTRACE_SEIZE, id, libc::PTRACE_O_TRACESYSGOOD | libc::PTRACE_O_TRACEEXEC).is_ok();
     if seized {
         // An error is that of a thread that has just ended, or executed a program: `let_go` finds out.
         let _ = ptrace(libc::PTRACE_INTERRUPT, id, 0);
     }
-    SEIZES.set(false);
     seized
 }
 
-/// Prepares the calling thread for [`end_if_seizing`].
-pub fn allow_ending() {
-    // SAFETY: all zeros are valid structures; the handler only reads a thread-local flag, and may end its thread.
+/// Prepares the calling thread for [`give_up_seizing`].
+pub fn allow_giving_up() {
+    // SAFETY: all zeros are valid structures; the handler only changes the context that it is given, and a thread-local flag.
     unsafe {
         let mut action: libc::sigaction = std::mem::zeroed();
-        action.sa_sigaction = end_this_thread as extern "C" fn(libc::c_int) as usize;
+        action.sa_sigaction = give_up as extern "C" fn(libc::c_int, *mut libc::siginfo_t, *mut libc::c_void) as usize;
+        action.sa_flags = libc::SA_SIGINFO | libc::SA_RESTART;
         // These fail only for numbers that are no signals.
-        libc::sigaction(ENDS, &raw const action, std::ptr::null_mut());
+        libc::sigaction(GIVE_UP, &raw const action, std::ptr::null_mut());
         let mut signals: libc::sigset_t = std::mem::zeroed();
-        libc::sigaddset(&raw mut signals, ENDS);
+        libc::sigaddset(&raw mut signals, GIVE_UP);
         libc::pthread_sigmask(libc::SIG_UNBLOCK, &raw const signals, std::ptr::null_mut());
     }
 }
 
-/// Ends a thread of this process at once, if it is stuck in seizing another: the kernel waits there for as long as the other's
-/// process executes a program. All threads that it holds go on. Nothing that the thread owns is freed.
-pub fn end_if_seizing(thread: i32) {
+/// Has a thread of this process seize no other any more: the kernel may keep it in that call for as long as the other's process executes a
+/// program. To be called again until the thread has left the call: one that is about to make it is not reached.
+pub fn give_up_seizing(thread: i32) {
     // SAFETY: no pointers. A thread that has ended is an error, which means nothing here.
-    unsafe { libc::syscall(libc::SYS_tgkill, libc::getpid(), thread, ENDS) };
+    unsafe { libc::syscall(libc::SYS_tgkill, libc::getpid(), thread, GIVE_UP) };
 }
 
-const ENDS: libc::c_int = libc::SIGUSR2;
+const GIVE_UP: libc::c_int = libc::SIGUSR2;
 
-extern "C" fn end_this_thread(_: libc::c_int) {
-    if SEIZES.get() {
-        // SAFETY: this thread holds no lock while it seizes, and no other thread has references into its stack.
-        unsafe { libc::syscall(libc::SYS_exit, 0) };
+/// The kernel makes the call again after any handler. So the handler has the thread go on behind it, as if it had failed with EINTR.
+extern "C" fn give_up(_: libc::c_int, _: *mut libc::siginfo_t, context: *mut libc::c_void) {
+    const SYSCALL: [u8; 2] = [0x0f, 0x05];
+    GIVES_UP.set(true);
+    // SAFETY: the kernel's context of the thread that was interrupted, which is on the stack of its handler only. Instructions can be read.
+    unsafe {
+        let registers = &mut (*context.cast::<libc::ucontext_t>()).uc_mcontext.gregs;
+        let of = |register: libc::c_int| register as usize;
+        let instruction = registers[of(libc::REG_RIP)] as *const [u8; 2];
+        let call = [registers[of(libc::REG_RAX)], registers[of(libc::REG_RDI)]];
+        let is_seizing = call == [libc::SYS_ptrace, i64::from(libc::PTRACE_SEIZE)];
+        if is_seizing && instruction.read_unaligned() == SYSCALL {
+            registers[of(libc::REG_RIP)] += SYSCALL.len() as i64;
+            registers[of(libc::REG_RAX)] = -i64::from(libc::EINTR);
+        }
     }
 }
 
