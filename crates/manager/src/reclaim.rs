@@ -544,7 +544,7 @@ impl Taker {
             // Without room, what waits in the staging area goes back.
             let keep = if task.hurry || room == 0 { 0 } else { staging_pages(charge) / sessions.len() };
             step.freed += self.pager.store_staged(&session.space, keep).map_or(0, |progress| progress.stored);
-            step.late |= session.space.awaits_answer() || session.space.silences() != silences;
+            step.late |= session.space.awaits_answer() != Some(false) || session.space.silences() != silences;
         }
         step
     }

@@ -189,7 +189,8 @@ impl Session {
     /// Whether reclaim may have passed over memory since `since`, because threads of the manager have not registered it. Not where they
     /// wait for the worker, or leave the process alone.
     pub fn is_unregistered_since(&self, since: Instant) -> bool {
-        let is_late = self.space.is_shunned() || self.space.awaits_answer();
+        // The thread that registers tens of thousands of mappings keeps the state locked for long.
+        let is_late = self.space.is_shunned() || self.space.awaits_answer() == Some(true);
         !is_late && self.refreshed_at.lock().is_none_or(|at| at < since)
     }
 

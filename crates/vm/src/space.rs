@@ -535,9 +535,9 @@ impl Space {
         !(state.waiting.is_empty() && state.starved.is_empty() && state.unheard.is_empty())
     }
 
-    /// Returns whether the worker has not answered its last request yet, or the state is not to be had for the moment.
-    pub fn awaits_answer(&self) -> bool {
-        self.try_lock().is_none_or(|state| state.request.is_some())
+    /// Returns whether the worker has not answered its last request yet. `None` if the state is not to be had for the moment.
+    pub fn awaits_answer(&self) -> Option<bool> {
+        self.try_lock().map(|state| state.request.is_some())
     }
 
     /// Returns how often the worker did not answer in time. Another thread may have heard the answer since.
