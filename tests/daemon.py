@@ -440,7 +440,7 @@ def errors(context: Context, test):
     yield check("daemon-errors: ends", unless(daemon.end().status == 0, "status"), *daemon.is_gone())
 
 
-@test("daemon-hostile", 90, beside=True)
+@test("daemon-hostile", 90)
 def hostile(context: Context, test):
     """Those who join and misbehave, or only flood: no other job notices."""
     daemon = Daemon(context)
