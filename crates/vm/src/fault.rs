@@ -65,6 +65,7 @@ impl Pager {
             if pass.loads.len() > 1 {
                 self.rearm(space);
             }
+            // Else a thread that was woken may have run in place of this one, and have come again. To have that reported takes longer.
             let mut done = !news && !pass.unsettled && pass.loads.is_empty();
             let mut ahead = pass.ahead;
             if !self.keeps(&ahead) {
@@ -157,7 +158,8 @@ impl Pager {
         let mut messages = std::mem::take(&mut state.unheard);
         // One whose events have no end is read as fast as can be.
         let is_noisy = space.noise.is_noisy();
-        let mut may_fork = state.may_fork() && !is_noisy;
+        let mut now = Instant::now();
+        let mut may_fork = state.may_fork(now) && !is_noisy;
         loop {
             let read_all = match heirs::read(&space.uffd, state.heirs.as_deref(), &mut messages, may_fork) {
                 Ok(read_all) => read_all,
@@ -171,8 +173,8 @@ impl Pager {
             for message in messages.drain(..) {
                 match message {
                     Message::Fault { address, write, tid } => {
-                        let (since, stalls, insists) = (Instant::now(), false, false);
-                        state.hear_of(Fault { page: address, write, tid, since, stalls, insists });
+                        let (stalls, insists) = (false, false);
+                        state.hear_of(Fault { page: address, write, tid, since: now, stalls, insists });
                     }
                     Message::Change(change) => {
                         if let Change::Remove(range) = change {
@@ -206,6 +208,7 @@ impl Pager {
                 noted = events.len();
             }
             wait_for_program(&space.uffd, &mut tries);
+            now = Instant::now();
             may_fork = !is_noisy;
         }
     }
@@ -643,7 +646,8 @@ impl Pager {
         }
         let back = Range::new(first, pages[pages.len() - 1].0 + PAGE);
         self.collapses.add(space, state.whole_again(back));
-        let unsettled = matches!(answer, Answer::Unsettled);
+        // A page that was loaded ahead is stored again: a thread that has come for it meanwhile is woken, and comes once more.
+        let unsettled = fault.is_some() && matches!(answer, Answer::Unsettled);
         if let Some(fault) = fault {
             if unsettled {
                 state.waiting.push(fault);

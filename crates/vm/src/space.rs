@@ -695,12 +695,11 @@ impl State {
         Ok(())
     }
 
-    /// Tells whether a fork may be there to be read, now.
-    pub fn may_fork(&mut self) -> bool {
+    /// Tells whether a fork may be there to be read, `now`.
+    pub fn may_fork(&mut self, now: Instant) -> bool {
         if self.heirs.is_none() {
             return false;
         }
-        let now = Instant::now();
         self.read_at.replace(now).is_none_or(|at| now - at > MOMENT)
     }
 
