@@ -21,7 +21,7 @@ use crate::sessions::{Session, range_of};
 const PAUSE: Duration = Duration::from_millis(1);
 
 /// The same if there is none: a thread that was replaced may still add one.
-const LONG_PAUSE: Duration = Duration::from_millis(100);
+const LONG_PAUSE: Duration = Duration::from_millis(500);
 
 /// How long a turn may take.
 const TURN: Duration = Duration::from_millis(20);

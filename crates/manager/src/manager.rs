@@ -67,6 +67,10 @@ use crate::watch::Watch;
 use crate::watchdog::{self, Watchdog};
 use crate::{JobConfig, SwapConfig, agent_file, descriptors, front, pool_cap, pressure, retire, stall};
 
+/// How long the control thread waits for something to do, and if nothing is to be tried again or to be written meanwhile.
+const PAUSE: Duration = Duration::from_millis(100);
+const LONG_PAUSE: Duration = Duration::from_secs(1);
+
 /// How often to look whether processes have gone, and if none is about to.
 const REAP_PAUSE: Duration = Duration::from_millis(10);
 const LONG_REAP_PAUSE: Duration = Duration::from_millis(100);
@@ -394,7 +398,7 @@ impl Manager {
             if let Some(status) = self.turn() {
                 return status;
             }
-            if last_sweep.elapsed() > Duration::from_millis(100) {
+            if last_sweep.elapsed() > PAUSE {
                 self.wait_for_lost();
                 self.abandoned.retain(|group| self.machine.remove(*group) == Err(Error::Busy));
                 last_sweep = Instant::now();
@@ -408,7 +412,9 @@ impl Manager {
 
     /// Does what there is to do, or waits a while for something; gives the exit status if it is the end.
     fn turn(&mut self) -> Option<i32> {
-        let ready = self.epoll.wait(100).expect("epoll works");
+        let has_more = self.config.stats.is_some() || !self.lost.is_empty() || !self.abandoned.is_empty();
+        let pause = if has_more { PAUSE } else { LONG_PAUSE };
+        let ready = self.epoll.wait(pause.as_millis() as i32).expect("epoll works");
         for number in ready.into_iter().map(|ready| ready.number) {
             let Some(source) = self.waiting_for.remove(&number) else { continue };
             match source {

@@ -30,8 +30,9 @@ use crate::unmanaged;
 /// Connections of processes that are accepted before others are heard.
 const ACCEPTED: usize = 64;
 
-/// How often to look for connections that have been silent for too long.
+/// How often to look for connections that have been silent for too long, and how often to look whether to stop.
 const PAUSE: Duration = Duration::from_millis(100);
+const LONG_PAUSE: Duration = Duration::from_secs(1);
 
 /// The reception of a manager.
 pub struct Reception {
@@ -85,7 +86,7 @@ impl Reception {
         // Programs wait for it to begin.
         let _ = thread::ask_for_promptness();
         while !stop.load(Relaxed) && !visit::is_surplus() {
-            let ready = match self.epoll.wait(PAUSE.as_millis() as i32) {
+            let ready = match self.epoll.wait(self.pause().as_millis() as i32) {
                 Ok(ready) => ready,
                 Err(error) => {
                     log(&format!("uzswap: error: connections cannot be waited for: {error}"));
@@ -96,6 +97,12 @@ impl Reception {
             ready.into_iter().for_each(|ready| self.attend(ready.number));
             self.sweep();
         }
+    }
+
+    /// How long to wait for the next message. A thread that adds what is to be looked for does not wait long itself.
+    fn pause(&self) -> Duration {
+        let desk = self.desk.lock();
+        if desk.silent.is_empty() && desk.lost.is_empty() { LONG_PAUSE } else { PAUSE }
     }
 
     /// Does what a source has been waited for.

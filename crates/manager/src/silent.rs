@@ -46,6 +46,11 @@ impl Silent {
         self.by_user[&largest].first_key_value().map(|(number, _)| *number)
     }
 
+    /// Whether there is none.
+    pub fn is_empty(&self) -> bool {
+        self.count == 0
+    }
+
     /// Forgets a connection, if it is one of these.
     pub fn remove(&mut self, number: u64) {
         let Some(user) = self.users.remove(&number) else { return };

@@ -355,49 +355,79 @@ fn field(text: &str, name: &str) -> u64 {
 /// How much of each process's memory is others' part.
 ///
 /// To measure that takes a walk over the whole memory. Until a process has been measured all of its memory counts for others,
-/// unless no other has much.
+/// unless no other has much. Where processors are short one look measures some processes, and the next look the next.
 #[derive(Debug)]
 struct Parts {
-    /// By process: bytes of others.
-    others: HashMap<i32, u64>,
+    /// By process.
+    known: HashMap<i32, Known>,
     /// When to measure all anew.
     due: Instant,
 }
 
+/// What is known of a process that may share memory.
+#[derive(Debug, Clone, Copy)]
+struct Known {
+    /// Bytes of others, when that was last measured.
+    others: Option<u64>,
+    /// What the process had then, or when it was first seen.
+    bytes: u64,
+    /// No process has come to have [`WORTH_PARTING`] more since it was measured.
+    is_certain: bool,
+}
+
 impl Parts {
     fn new() -> Parts {
-        Parts { others: HashMap::new(), due: Instant::now() }
+        Parts { known: HashMap::new(), due: Instant::now() }
     }
 
     /// Returns what each process has without the parts of others, which `part` measures.
     fn of(&mut self, holders: &[Holder], part: impl Fn(&Holder) -> Option<Part>) -> Vec<Amount> {
         let (start, spent) = (Instant::now(), thread::processor_time());
-        let shares = holders.iter().filter(|holder| holder.bytes >= WORTH_PARTING).count() > 1;
+        let sharing: Vec<usize> = (0..holders.len()).filter(|&i| holders[i].bytes >= WORTH_PARTING).collect();
+        let mut amounts: Vec<Amount> =
+            holders.iter().map(|holder| Amount { estimated: holder.bytes, measured: holder.bytes }).collect();
+        if sharing.len() < 2 {
+            self.known.clear();
+            return amounts;
+        }
         let is_due = start >= self.due;
-        let known = std::mem::take(&mut self.others);
-        let mut is_steady = true;
-        let mut amount = |holder: &Holder| {
-            if !shares || holder.bytes < WORTH_PARTING {
-                return Amount { estimated: holder.bytes, measured: holder.bytes };
-            }
-            let measures = is_due && start.elapsed() < PARTING_PATIENCE;
-            if let Some(part) = measures.then(|| part(holder)).flatten() {
-                is_steady &= part.is_steady;
-                self.others.insert(holder.pid, holder.bytes.saturating_sub(part.bytes));
-                return Amount { estimated: part.bytes, measured: part.bytes };
-            }
-            let others = known.get(&holder.pid).copied();
-            self.others.extend(others.map(|bytes| (holder.pid, bytes)));
-            Amount { estimated: others.map_or(0, |others| holder.bytes.saturating_sub(others)), measured: 0 }
+        let mut before = std::mem::take(&mut self.known);
+        let has_changed = |holder: &Holder| {
+            before.get(&holder.pid).is_none_or(|known| known.bytes.abs_diff(holder.bytes) >= WORTH_PARTING)
         };
-        let mut amounts: Vec<Amount> = holders.iter().map(&mut amount).collect();
+        if sharing.iter().any(|&i| has_changed(&holders[i])) {
+            before.values_mut().for_each(|known| known.is_certain = false);
+        }
+        let is_certain = |pid: i32| before.get(&pid).is_some_and(|known| known.is_certain);
+        let mut order = sharing.clone();
+        order.sort_by_key(|&i| is_certain(holders[i].pid));
+        let mut is_steady = true;
+        for i in order {
+            let Holder { pid, bytes, .. } = holders[i];
+            let measures = is_due && start.elapsed() < PARTING_PATIENCE;
+            if let Some(part) = measures.then(|| part(&holders[i])).flatten() {
+                is_steady &= part.is_steady;
+                let others = Some(bytes.saturating_sub(part.bytes));
+                self.known.insert(pid, Known { others, bytes, is_certain: true });
+                amounts[i] = Amount { estimated: part.bytes, measured: part.bytes };
+            } else {
+                let known = before.get(&pid).copied();
+                let others = known.and_then(|known| known.others);
+                let known = known.filter(|known| known.bytes.abs_diff(bytes) < WORTH_PARTING);
+                let known = known.unwrap_or(Known { others, bytes, is_certain: false });
+                self.known.insert(pid, known);
+                let estimated = others.map_or(0, |others| bytes.saturating_sub(others));
+                amounts[i] = Amount { estimated, measured: if known.is_certain { estimated } else { 0 } };
+            }
+        }
         if !is_steady {
             // What one has come to share was measured in full of another before: only one of them is certain.
             let largest = (0..amounts.len()).max_by_key(|&index| amounts[index].measured);
             let others = (0..amounts.len()).filter(|&index| Some(index) != largest);
             others.for_each(|index| amounts[index].measured = 0);
+            self.known.values_mut().for_each(|known| known.is_certain = false);
         }
-        if shares && is_due {
+        if is_due {
             self.due = Instant::now() + (thread::processor_time() - spent) * PARTING_SHARE;
         }
         amounts
@@ -489,8 +519,8 @@ mod tests {
         assert!((1..1 << 40).contains(&measured[1].measured), "{measured:?}");
         assert_eq!(measured[1].estimated, measured[1].measured);
         parts.due = Instant::now() + Duration::from_secs(60);
-        let later = parts.of(&[holder((1 << 40) + 4096), holder(1 << 40)], Part::of);
-        assert_eq!(later[0], Amount { estimated: measured[1].estimated + 4096, measured: 0 }, "it has grown");
+        let later = parts.of(&[holder((1 << 40) + WORTH_PARTING), holder(1 << 40)], Part::of);
+        assert_eq!(later[0], Amount { estimated: measured[1].estimated + WORTH_PARTING, measured: 0 }, "it has grown");
 
         parts.due = Instant::now();
         let sizes = std::cell::Cell::new(0);
@@ -501,5 +531,18 @@ mod tests {
         let measured = parts.of(&[holder(1 << 40), holder(1 << 40), holder(1 << 40)], grows);
         let measured: Vec<u64> = measured.iter().map(|amount| amount.measured).collect();
         assert_eq!(measured, [0, 0, 3 << 20], "what one of them has is certain, while they come to share more");
+
+        // One look has time for one process, and the next for the other.
+        let other = Holder { pid: own + 1, ..holder(2 << 20) };
+        let both = [holder(2 << 20), other];
+        let sum = |amounts: Vec<Amount>| amounts.iter().map(|amount| amount.measured).sum::<u64>();
+        let mut parts = Parts::new();
+        let only = |pid| move |holder: &Holder| (holder.pid == pid).then_some(Part { bytes: 1 << 20, is_steady: true });
+        assert_eq!(sum(parts.of(&both, only(own))), 1 << 20);
+        parts.due = Instant::now();
+        assert_eq!(sum(parts.of(&both, only(own + 1))), 2 << 20, "nothing has changed meanwhile");
+        let third = Holder { pid: own + 2, ..holder(2 << 20) };
+        let [first, second] = both;
+        assert_eq!(sum(parts.of(&[first, second, third], |_| None)), 0, "nothing is certain of what three share");
     }
 }
