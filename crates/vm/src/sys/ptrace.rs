@@ -5,8 +5,12 @@
 //! ends with EINTR); it is not the one that makes memory grow. A thread that runs may be in a system call as well, and begin
 //! to wait there when it is interrupted: what that has cut short is repaired when it goes on (`cut_short.rs`).
 //!
+//! The kernel keeps the thread that seizes for as long as the other's process executes a program. It can be told to give that up
+//! ([`give_up_seizing`]): then it goes on, and frees what it has.
+//!
 //! # Safety
-//! No call reads or writes memory of this process but the status that it is given.
+//! No call reads or writes memory of this process but the status that it is given. The handler of a signal changes two registers of the
+//! thread that it interrupts, at one system call.
 
 #![allow(unsafe_code)]
 
