@@ -61,7 +61,7 @@ const COUNT_INTERVAL: Duration = Duration::from_millis(100);
 const PARENT_PATIENCE: Duration = Duration::from_secs(2);
 
 /// How long the end of the manager waits for the thread that looks.
-const LOOK_BACK_PATIENCE: Duration = Duration::from_millis(200);
+const LOOK_BACK_PATIENCE: Duration = Duration::from_millis(500);
 
 /// The bit of a wait status that tells of a core dump.
 const CORE_DUMPED: i32 = 0x80;
@@ -297,11 +297,12 @@ impl Known {
 
     fn hold_for_dump(&mut self, pager: &Pager) {
         let away = pager.pages_away(&self.session.space);
+        // First: the job may be over before all is back.
+        self.report_dump(away);
         if (away * PAGE_SIZE) as u64 <= memory::available().unwrap_or(u64::MAX) {
             self.hold(pager);
             pager.bring_back_space(&self.session.space);
         }
-        self.report_dump(away);
     }
 
     /// Looks at a process that is no longer under management; tells whether to look again.
