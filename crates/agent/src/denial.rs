@@ -5,7 +5,7 @@
 //! the faults of these threads and has each end in SIGBUS, which the kernel does force on the first process of a namespace.
 //!
 //! # Safety
-//! Poisons pages of the program that are missing, and which nobody will bring back.
+//! Poisons pages of the program that are missing. No manager is left to bring them back.
 
 use crate::sys::{self, call};
 

@@ -87,7 +87,9 @@ pub struct Control {
     pub heirloom: AtomicUsize,
 }
 
+/// The program runs on.
 const RUNS: u32 = 1;
+/// The program has inherited pages that are gone with the manager: the thread that waits ends it.
 const DIES: u32 = 2;
 
 impl Control {

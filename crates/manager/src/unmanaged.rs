@@ -359,14 +359,14 @@ fn field(text: &str, name: &str) -> u64 {
 #[derive(Debug)]
 struct Parts {
     /// By process.
-    known: HashMap<i32, Known>,
+    known: HashMap<i32, Estimate>,
     /// When to measure all anew.
     due: Instant,
 }
 
 /// What is known of a process that may share memory.
 #[derive(Debug, Clone, Copy)]
-struct Known {
+struct Estimate {
     /// Bytes of others, when that was last measured.
     others: Option<u64>,
     /// What the process had then, or when it was first seen.
@@ -408,13 +408,13 @@ impl Parts {
             if let Some(part) = measures.then(|| part(&holders[i])).flatten() {
                 is_steady &= part.is_steady;
                 let others = Some(bytes.saturating_sub(part.bytes));
-                self.known.insert(pid, Known { others, bytes, is_certain: true });
+                self.known.insert(pid, Estimate { others, bytes, is_certain: true });
                 amounts[i] = Amount { estimated: part.bytes, measured: part.bytes };
             } else {
                 let known = before.get(&pid).copied();
                 let others = known.and_then(|known| known.others);
                 let known = known.filter(|known| known.bytes.abs_diff(bytes) < WORTH_PARTING);
-                let known = known.unwrap_or(Known { others, bytes, is_certain: false });
+                let known = known.unwrap_or(Estimate { others, bytes, is_certain: false });
                 self.known.insert(pid, known);
                 let estimated = others.map_or(0, |others| bytes.saturating_sub(others));
                 amounts[i] = Amount { estimated, measured: if known.is_certain { estimated } else { 0 } };

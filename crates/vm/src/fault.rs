@@ -65,7 +65,8 @@ impl Pager {
             if pass.loads.len() > 1 {
                 self.rearm(space);
             }
-            // Else a thread that was woken may have run in place of this one, and have come again. To have that reported takes longer.
+            // A thread that was woken may have run in place of this one, and faulted again. To read that here takes less time than to have
+            // it reported.
             let mut done = !news && !pass.unsettled && pass.loads.is_empty();
             let mut ahead = pass.ahead;
             if !self.keeps(&ahead) {

@@ -361,7 +361,7 @@ impl Round<'_> {
                 return Ok(());
             }
             if Instant::now() > end {
-                // Where everything was killed, its worker too, such a process waits until it is killed from outside its namespace
+                // The first process of a pid namespace whose worker was killed with front and manager waits until it is killed from outside
                 // (docs/decisions/0002-tether.md).
                 if !left.iter().all(|process| is_first_without_worker(process.id, &self.killed)) {
                     bail!("processes left behind\n{}", what_they_do(&left));
