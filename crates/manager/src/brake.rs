@@ -3,13 +3,15 @@
 //! What is touched in a mapping that is watched waits at the limit by itself. But a new mapping is not watched before the
 //! manager has seen it, and a program that maps and touches faster than reclaim frees would grow past every limit. So
 //! its threads that run are held, from the moment its group is seen to have more than it was given so near the limit until its
-//! mappings are watched and reclaim has brought the charge down. Far from a limit nobody is ever held.
+//! mappings are watched and reclaim has brought the charge down. Far from a limit nobody is ever held, and a process that a signal is to end
+//! may go and end, which frees more than reclaim: its parent may wait for that.
 
 use std::cmp::Reverse;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use uzswap_vm::sys::process::is_told_to_end;
 use uzswap_vm::sys::ptrace::Held;
 
 use crate::charge::{Charge, touched_in};
@@ -38,6 +40,8 @@ const RESERVED: Duration = Duration::from_millis(100);
 struct Hold {
     held: Held,
     since: Instant,
+    /// When to see next whether the process is told to end.
+    see_at: Instant,
     /// The request to have its mappings registered.
     request: u64,
     _stalled: Stalled,
@@ -51,6 +55,8 @@ pub struct Brake {
     held: HashMap<u64, Hold>,
     /// Those to be let go.
     free: Vec<Held>,
+    /// Processes that were let go because a signal is to end them, by session.
+    ending: HashSet<u64>,
     sizes: HashMap<u64, u64>,
     /// Which threads of each process were held, by session.
     regulars: HashMap<u64, Regulars>,
@@ -98,6 +104,7 @@ impl Brake {
         forgotten.for_each(|(_, (charge, _))| charge.set_reserve(0));
         self.sizes = sessions.iter().map(|(session, bytes)| (session.id, *bytes)).collect();
         self.regulars.retain(|id, _| self.sizes.contains_key(id));
+        self.ending.retain(|id| self.sizes.contains_key(id));
         sessions.iter().for_each(|(session, _)| session.charge().path().for_each(Charge::forget_unseen));
         lead
     }
@@ -119,20 +126,38 @@ impl Brake {
         longest_held.sort_unstable_by_key(|id| self.held[id].since);
         let mut gone = 0;
         for id in longest_held {
-            let may_go = living.get(&id).is_none_or(|session| {
-                let (charge, hold) = (session.charge(), &self.held[&id]);
-                let waits = charge.path().any(|charge| charge.excess() > 0) || !session.is_refreshed(hold.request);
-                let is_due = (!waits || hold.since.elapsed() > PATIENCE) && !charge.path().any(Charge::is_above_max);
-                let counts = is_due && charge.path().any(|charge| charge.is_at_brink(lead));
-                gone += usize::from(counts);
-                is_due && (!counts || gone <= FEW)
-            });
+            let is_told = living.get(&id).is_some_and(|session| self.is_told_to_end(session));
+            let may_go = is_told
+                || living.get(&id).is_none_or(|session| {
+                    let (charge, hold) = (session.charge(), &self.held[&id]);
+                    let waits = charge.path().any(|charge| charge.excess() > 0) || !session.is_refreshed(hold.request);
+                    let is_due =
+                        (!waits || hold.since.elapsed() > PATIENCE) && !charge.path().any(Charge::is_above_max);
+                    let counts = is_due && charge.path().any(|charge| charge.is_at_brink(lead));
+                    gone += usize::from(counts);
+                    is_due && (!counts || gone <= FEW)
+                });
             if may_go {
                 self.free.extend(self.held.remove(&id).map(|hold| hold.held));
             }
         }
         self.free.iter_mut().for_each(Held::let_go);
         self.free.retain(|held| !held.is_empty());
+    }
+
+    /// Returns whether a signal is to end a process that has been held for long; then it may go.
+    fn is_told_to_end(&mut self, session: &Session) -> bool {
+        let Some(hold) = self.held.get_mut(&session.id) else { return false };
+        let now = Instant::now();
+        if now < hold.see_at {
+            return false;
+        }
+        hold.see_at = now + PATIENCE;
+        let is_told = is_told_to_end(session.pid);
+        if is_told {
+            self.ending.insert(session.id);
+        }
+        is_told
     }
 
     /// Holds those who grow unseen so near a limit that what they touch till the next look could be too much; gives that.
@@ -143,7 +168,9 @@ impl Brake {
             if !charge.path().any(Charge::has_grown_unseen) {
                 continue;
             }
-            let grown = bytes.saturating_sub(self.sizes.get(&session.id).copied().unwrap_or(0));
+            // What a fork has left to it, it has not touched.
+            let before = self.sizes.get(&session.id).copied().unwrap_or(session.share.bytes());
+            let grown = bytes.saturating_sub(before);
             // While its threads are looked through, those that are not held yet go on.
             let lead = usual + touched_in(session.threads.takes());
             most = lead.max(most);
@@ -153,6 +180,9 @@ impl Brake {
                 charge.has_grown_unseen() && charge.is_near() && much
             };
             if !charge.path().any(is_to_blame) || session.space.resists() {
+                continue;
+            }
+            if self.ending.contains(&session.id) && is_told_to_end(session.pid) {
                 continue;
             }
             let _visit = session.space.visit();
@@ -168,7 +198,7 @@ impl Brake {
             if !held.is_empty() {
                 self.reserve(&charge, usual);
                 let (since, request, _stalled) = (Instant::now(), session.ask_refresh(), Stalled::new(charge));
-                self.held.insert(session.id, Hold { held, since, request, _stalled });
+                self.held.insert(session.id, Hold { held, since, see_at: since + PATIENCE, request, _stalled });
             }
         }
         most

@@ -32,6 +32,10 @@ use crate::watch::Watch;
 /// Pages that one step evicts from a process, at least and at most.
 const STEP_PAGES: RangeInclusive<usize> = 256..=1024;
 
+/// By so many pages more than may wait in its staging areas reclaim takes from a group, and no more before it has stored some: what it is about
+/// to store, of two processes.
+const SURPLUS_PAGES: usize = 2 * *STEP_PAGES.end();
+
 /// A pool that has less than one in so many bytes of its group's is left alone as long as there is something else to take.
 const SMALL_POOL: u64 = 8;
 
@@ -506,6 +510,10 @@ impl Taker {
 
     /// Goes through the larger half of the processes, from where the last step broke off, and through the others until something is freed.
     fn step_evenly(&self, charge: &Charge, sessions: &[Measured<'_>], task: StepTask) -> Step {
+        let most_staged = staging_pages(charge);
+        if let Some(step) = self.store_surplus(most_staged, sessions, task) {
+            return step;
+        }
         let mut step = Step::default();
         let largest = sessions.first().map_or(0, |(_, bytes)| *bytes);
         let (larger, smaller) = sessions.split_at(sessions.partition_point(|(_, bytes)| *bytes >= largest / 2));
@@ -542,11 +550,38 @@ impl Taker {
                 step.is_in_parts |= progress.broken_off;
             }
             // Without room, what waits in the staging area goes back.
-            let keep = if task.hurry || room == 0 { 0 } else { staging_pages(charge) / sessions.len() };
+            let keep = if task.hurry || room == 0 { 0 } else { most_staged / sessions.len() };
             step.freed += self.pager.store_staged(&session.space, keep).map_or(0, |progress| progress.stored);
             step.late |= session.space.awaits_answer() != Some(false) || session.space.silences() != silences;
         }
         step
+    }
+
+    /// Stores pages of these processes if many more wait in their staging areas than may: their workers answered late. A page that a fork left
+    /// shared is copied to be moved out, so hundreds of processes with such copies would have many times the limit. None if there are not
+    /// so many, or nothing comes of it.
+    fn store_surplus(&self, most_staged: usize, sessions: &[Measured<'_>], task: StepTask) -> Option<Step> {
+        let staged: usize = sessions.iter().filter_map(|(session, _)| session.space.staged()).sum();
+        if staged <= most_staged + SURPLUS_PAGES {
+            return None;
+        }
+        let mut step = Step { able: true, ..Step::default() };
+        let keep = if task.hurry { 0 } else { most_staged / sessions.len() };
+        for (session, _) in sessions {
+            let has_surplus = session.space.staged().is_some_and(|staged| staged > keep);
+            if !has_surplus || session.space.is_shunned() {
+                continue;
+            }
+            if task.end.is_some_and(|end| Instant::now() > end) {
+                step.is_broken_off = true;
+                break;
+            }
+            step.freed += self.pager.store_staged(&session.space, keep).map_or(0, |progress| progress.stored);
+            step.late |= session.space.awaits_answer() != Some(false);
+        }
+        step.is_in_parts = true;
+        // Workers that are stopped never answer: others give what is wanted.
+        (step.freed > 0).then_some(step)
     }
 }
 

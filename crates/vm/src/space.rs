@@ -550,9 +550,9 @@ impl Space {
         self.try_lock().is_some_and(|state| state.rests)
     }
 
-    /// Pages in the staging area.
-    pub fn staged(&self) -> usize {
-        self.lock().staging.live()
+    /// Returns how many places of the staging area are in use. None if that cannot be told without waiting.
+    pub fn staged(&self) -> Option<usize> {
+        self.try_lock().map(|state| state.staging.len())
     }
 }
 

@@ -230,6 +230,32 @@ pub fn is_exiting(pid: i32) -> bool {
     threads.flatten().all(|thread| flags(&thread.path()).is_none_or(|flags| flags & PF_EXITING != 0))
 }
 
+/// Whether a signal is pending that ends process `pid` once it runs and takes it: neither it nor its handler stands in the way. A process can
+/// make that true for as long as it likes, by blocking such a signal.
+pub fn is_told_to_end(pid: i32) -> bool {
+    /// Signals that do not end a process that has no handler for them.
+    const HARMLESS: [i32; 8] = [
+        libc::SIGCHLD,
+        libc::SIGCONT,
+        libc::SIGURG,
+        libc::SIGWINCH,
+        libc::SIGSTOP,
+        libc::SIGTSTP,
+        libc::SIGTTIN,
+        libc::SIGTTOU,
+    ];
+    let text = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    let signals = |name| {
+        let line = text.lines().find_map(|line| line.strip_prefix(name))?;
+        u64::from_str_radix(line.trim(), 16).ok()
+    };
+    let [Some(pending), Some(ignored), Some(caught)] = ["ShdPnd:", "SigIgn:", "SigCgt:"].map(signals) else {
+        return false;
+    };
+    let harmless = HARMLESS.iter().fold(0, |set, signal| set | 1 << (signal - 1));
+    pending & !(ignored | caught | harmless) != 0
+}
+
 /// Whether process `pid` has executed a program since it was forked. True if that cannot be told.
 pub fn has_executed(pid: i32) -> bool {
     const PF_FORKNOEXEC: u64 = 0x40;
@@ -360,6 +386,29 @@ mod tests {
         assert!(!runs_besides(sleeper.id() as i32, &[]));
         sleeper.kill().and_then(|()| sleeper.wait()).unwrap();
         assert!(!runs_besides(sleeper.id() as i32, &[id]), "it is gone");
+    }
+
+    #[test]
+    fn a_process_is_told_to_end_if_nothing_but_its_mask_stands_in_the_way() {
+        let told = |prepare: &str, signal: &str| {
+            let script = format!(
+                "import os, signal, time; signal.pthread_sigmask(signal.SIG_BLOCK, range(1, 64)); {prepare}; \
+                 os.kill(os.getpid(), signal.{signal}); time.sleep(100)"
+            );
+            let mut child = std::process::Command::new("python3").args(["-c", &script]).spawn().unwrap();
+            let start = std::time::Instant::now();
+            let mut told = false;
+            while !told && start.elapsed() < std::time::Duration::from_secs(1) {
+                told = is_told_to_end(child.id() as i32);
+            }
+            child.kill().and_then(|()| child.wait()).unwrap();
+            told
+        };
+        assert!(told("pass", "SIGTERM"));
+        assert!(!told("signal.signal(signal.SIGTERM, signal.SIG_IGN)", "SIGTERM"));
+        assert!(!told("signal.signal(signal.SIGTERM, lambda *_: 0)", "SIGTERM"));
+        assert!(!told("pass", "SIGCHLD"));
+        assert!(!is_told_to_end(0), "there is none");
     }
 
     #[test]
