@@ -174,6 +174,9 @@ impl Unmanaged {
         };
         let old = self.suspects.remove(&pid).filter(|suspect| suspect.program == program);
         let mut suspect = old.unwrap_or_else(|| Suspect::new(pid, program, relative.of_unmanaged));
+        if resident.is_held {
+            suspect.since = Instant::now();
+        }
         let is_unmanaged = suspect.is_unmanaged(|| has_agent(pid, tenant, &self.agent));
         seen.insert(pid, suspect);
         let bytes = if is_unmanaged { resident.private + resident.shared } else { 0 };
@@ -258,7 +261,7 @@ fn relatives(tenant: &Tenant, parent: i32, charge: &Arc<Charge>, of_unmanaged: b
 ///
 /// Certain at once: its program cannot load the agent, or it was forked from an unmanaged process. After [`SETTLED`]: it has
 /// executed a program that was not told to load the agent. After [`PATIENCE`]: all others. A loaded machine, a debugger and a
-/// limit delay a program before the agent is in it.
+/// limit delay a program before the agent is in it; the time for which this manager holds it ([`Brake`](crate::brake::Brake)) does not count.
 #[derive(Debug)]
 struct Suspect {
     program: PathBuf,
@@ -336,20 +339,27 @@ fn mib(bytes: u64) -> String {
 struct Resident {
     private: u64,
     shared: u64,
+    /// A thread of this process traces it.
+    is_held: bool,
 }
 
 impl Resident {
     fn of(pid: i32) -> io::Result<Resident> {
         let status = fs::read_to_string(format!("/proc/{pid}/status"))?;
-        Ok(Resident { private: field(&status, "RssAnon:"), shared: field(&status, "RssShmem:") })
+        let tracer = text_of(&status, "TracerPid:").unwrap_or("0");
+        let is_held = tracer != "0" && Path::new("/proc/self/task").join(tracer).exists();
+        Ok(Resident { private: field(&status, "RssAnon:"), shared: field(&status, "RssShmem:"), is_held })
     }
+}
+
+/// The first word of a field of a file of /proc.
+fn text_of<'a>(text: &'a str, name: &str) -> Option<&'a str> {
+    text.lines().find_map(|line| line.strip_prefix(name))?.split_ascii_whitespace().next()
 }
 
 /// The sum of a field that a file of /proc has in KiB, in bytes; 0 if there is none.
 fn field(text: &str, name: &str) -> u64 {
-    let line = text.lines().find_map(|line| line.strip_prefix(name));
-    let number = line.and_then(|line| line.split_ascii_whitespace().next()?.parse::<u64>().ok());
-    number.unwrap_or(0) << 10
+    text_of(text, name).and_then(|number| number.parse::<u64>().ok()).unwrap_or(0) << 10
 }
 
 /// How much of each process's memory is others' part.
@@ -455,12 +465,34 @@ impl Part {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use uzswap_vm::sys::ptrace::Held;
+    use uzswap_vm::sys::threads::Threads;
 
     #[test]
     fn fields_are_read_in_bytes() {
         let status = "Name:\tRssAnon: 7 kB\nRssAnon:\t     172 kB\nRssFile:\t 2000 kB\nRssShmem:\t  24 kB\n";
         assert_eq!((field(status, "RssAnon:"), field(status, "RssShmem:")), (172 << 10, 24 << 10));
         assert_eq!(field(status, "RssHuge:"), 0);
+    }
+
+    #[test]
+    fn a_process_that_this_one_holds_is_told_from_others() {
+        let mut child = std::process::Command::new("sh").args(["-c", "while :; do :; done"]).spawn().expect("a shell");
+        let pid = child.id() as i32;
+        let is_held = || Resident::of(pid).expect("it lives").is_held;
+        let threads = Threads::open(pid).expect("it lives");
+        assert!(!is_held());
+        let mut held = Held::default();
+        while held.is_empty() {
+            held = Held::hold(&threads, &[]);
+        }
+        assert!(is_held());
+        while !held.is_empty() {
+            held.let_go();
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        assert!(!is_held());
+        child.kill().and_then(|()| child.wait()).expect("our child");
     }
 
     #[test]
