@@ -3,8 +3,8 @@
 //! What is touched in a mapping that is watched waits at the limit by itself. But a new mapping is not watched before the
 //! manager has seen it, and a program that maps and touches faster than reclaim frees would grow past every limit. So
 //! its threads that run are held, from the moment its group is seen to have more than it was given so near the limit until its
-//! mappings are watched and reclaim has brought the charge down. Far from a limit nobody is ever held, and a process that a signal is to end
-//! may go and end, which frees more than reclaim: its parent may wait for that.
+//! mappings are watched and reclaim has brought the charge down. The thread that looks holds no process far from a limit. It lets go a process
+//! for which a signal is pending that ends it: the parent may wait for that end, and it frees more than reclaim.
 
 use std::cmp::Reverse;
 use std::collections::{HashMap, HashSet};

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use uzswap_proto::{ENV_JOB, Job};
 use uzswap_vm::sys::job;
-use uzswap_vm::sys::process::{PidFd, share_memory};
+use uzswap_vm::sys::process::{PidFd, field, share_memory};
 use uzswap_vm::sys::thread;
 
 use crate::environment;
@@ -230,8 +230,9 @@ pub fn tracers(pid: i32) -> Vec<i32> {
     tracers
 }
 
-fn tracer_in(status: &str) -> Option<i32> {
-    let tracer = status.lines().find_map(|line| line.strip_prefix("TracerPid:"))?.trim().parse().ok()?;
+/// Returns the thread that traces another, whose `status` is given.
+pub fn tracer_in(status: &str) -> Option<i32> {
+    let tracer = field(status, "TracerPid:")?.parse().ok()?;
     (tracer != 0).then_some(tracer)
 }
 

@@ -32,8 +32,8 @@ use crate::watch::Watch;
 /// Pages that one step evicts from a process, at least and at most.
 const STEP_PAGES: RangeInclusive<usize> = 256..=1024;
 
-/// By so many pages more than may wait in its staging areas reclaim takes from a group, and no more before it has stored some: what it is about
-/// to store, of two processes.
+/// When the staging areas of a group have so many pages more than may wait there, reclaim stores before it moves out any more. Less is what it
+/// is about to store, of two processes.
 const SURPLUS_PAGES: usize = 2 * *STEP_PAGES.end();
 
 /// A pool that has less than one in so many bytes of its group's is left alone as long as there is something else to take.
@@ -441,7 +441,7 @@ impl Taker {
             .into_iter()
             .filter(|(session, _)| !self.protects(session, charge, Limit::Min))
             .partition(|(session, _)| self.protects(session, charge, Limit::Low));
-        let task = StepTask { pages, hurry, end };
+        let task = StepTask { pages, moves: true, hurry, end };
         let mut step = self.step_by_user(charge, &free, task);
         if step.is_fruitless() && !low.is_empty() && !hurry {
             // A second chance is worth less than protection.
@@ -508,12 +508,22 @@ impl Taker {
         step.then(self.step_evenly(charge, &others, task))
     }
 
-    /// Goes through the larger half of the processes, from where the last step broke off, and through the others until something is freed.
+    /// Takes from all alike. Where workers answer late, more comes to wait in staging areas than may: that is stored first. A page that a fork
+    /// left shared is copied to be moved out, so with hundreds of processes the copies would come to many times the limit.
     fn step_evenly(&self, charge: &Charge, sessions: &[Measured<'_>], task: StepTask) -> Step {
-        let most_staged = staging_pages(charge);
-        if let Some(step) = self.store_surplus(most_staged, sessions, task) {
-            return step;
+        let staged: usize = sessions.iter().filter_map(|(session, _)| session.space.staged()).sum();
+        if staged > staging_pages(charge) + SURPLUS_PAGES {
+            let step = self.go_through(charge, sessions, StepTask { moves: false, ..task });
+            // Workers that are stopped never answer: then others give what is wanted.
+            if step.freed > 0 {
+                return step;
+            }
         }
+        self.go_through(charge, sessions, task)
+    }
+
+    /// Goes through the larger half of the processes, from where the last step broke off, and through the others until something is freed.
+    fn go_through(&self, charge: &Charge, sessions: &[Measured<'_>], task: StepTask) -> Step {
         let mut step = Step::default();
         let largest = sessions.first().map_or(0, |(_, bytes)| *bytes);
         let (larger, smaller) = sessions.split_at(sessions.partition_point(|(_, bytes)| *bytes >= largest / 2));
@@ -541,7 +551,7 @@ impl Taker {
                 continue;
             }
             let silences = session.space.silences();
-            if room > 0 {
+            if room > 0 && task.moves {
                 let end = task.end.map(|end| end.max(Instant::now() + SHORTEST_STEP));
                 // An error is that of a process that is going away.
                 let progress = self.pager.evict(&session.space, room, end).unwrap_or_default();
@@ -550,38 +560,11 @@ impl Taker {
                 step.is_in_parts |= progress.broken_off;
             }
             // Without room, what waits in the staging area goes back.
-            let keep = if task.hurry || room == 0 { 0 } else { most_staged / sessions.len() };
+            let keep = if task.hurry || room == 0 { 0 } else { staging_pages(charge) / sessions.len() };
             step.freed += self.pager.store_staged(&session.space, keep).map_or(0, |progress| progress.stored);
             step.late |= session.space.awaits_answer() != Some(false) || session.space.silences() != silences;
         }
         step
-    }
-
-    /// Stores pages of these processes if many more wait in their staging areas than may: their workers answered late. A page that a fork left
-    /// shared is copied to be moved out, so hundreds of processes with such copies would have many times the limit. None if there are not
-    /// so many, or nothing comes of it.
-    fn store_surplus(&self, most_staged: usize, sessions: &[Measured<'_>], task: StepTask) -> Option<Step> {
-        let staged: usize = sessions.iter().filter_map(|(session, _)| session.space.staged()).sum();
-        if staged <= most_staged + SURPLUS_PAGES {
-            return None;
-        }
-        let mut step = Step { able: true, ..Step::default() };
-        let keep = if task.hurry { 0 } else { most_staged / sessions.len() };
-        for (session, _) in sessions {
-            let has_surplus = session.space.staged().is_some_and(|staged| staged > keep);
-            if !has_surplus || session.space.is_shunned() {
-                continue;
-            }
-            if task.end.is_some_and(|end| Instant::now() > end) {
-                step.is_broken_off = true;
-                break;
-            }
-            step.freed += self.pager.store_staged(&session.space, keep).map_or(0, |progress| progress.stored);
-            step.late |= session.space.awaits_answer() != Some(false);
-        }
-        step.is_in_parts = true;
-        // Workers that are stopped never answer: others give what is wanted.
-        (step.freed > 0).then_some(step)
     }
 }
 
@@ -623,6 +606,8 @@ fn times_of_steps(round: usize, groups: impl Iterator<Item = (*const Owner, Grou
 struct StepTask {
     /// How many pages to take.
     pages: usize,
+    /// Whether to take any, or only to store what was taken.
+    moves: bool,
     /// Whether no page is left its second chance.
     hurry: bool,
     /// When to break off.

@@ -31,7 +31,7 @@ use uzswap_vm::range::Range;
 use uzswap_vm::space::{Space, Worker};
 use uzswap_vm::sys::link::{Link, Received, is_pidfd, is_userfaultfd, peer_handle};
 use uzswap_vm::sys::pagemap::Pagemap;
-use uzswap_vm::sys::process::{Kinship, Memory, PidFd, children, has_memory_of, share_memory};
+use uzswap_vm::sys::process::{Kinship, Memory, PidFd, children, field, has_memory_of, share_memory};
 use uzswap_vm::sys::thread::{self, Processor};
 use uzswap_vm::sys::threads::Threads;
 use uzswap_vm::sys::uffd::Uffd;
@@ -232,10 +232,7 @@ impl Session {
     /// Compared with a count taken after the walk, pages loaded during it would pass for shared, and would not be charged.
     fn shared_bytes(&self) -> Option<u64> {
         let text = std::fs::read_to_string(format!("/proc/{}/smaps_rollup", self.worker_pid)).ok()?;
-        let kib = |name| {
-            let line = text.lines().find_map(|line| line.strip_prefix(name))?;
-            line.split_ascii_whitespace().next()?.parse::<u64>().ok()
-        };
+        let kib = |name| field(&text, name)?.parse::<u64>().ok();
         Some(kib("Anonymous:")?.saturating_sub(kib("Pss_Anon:")?) << 10)
     }
 

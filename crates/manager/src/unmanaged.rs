@@ -23,7 +23,7 @@ use std::{fs, io};
 use parking_lot::Mutex;
 use uzswap_proto::ENV_JOB;
 use uzswap_vm::owner::Owner;
-use uzswap_vm::sys::process::{PidFd, children, has_executed, share_memory};
+use uzswap_vm::sys::process::{PidFd, children, field, has_executed, share_memory};
 use uzswap_vm::sys::thread;
 use uzswap_vm::visit::{self, Visit};
 
@@ -346,20 +346,14 @@ struct Resident {
 impl Resident {
     fn of(pid: i32) -> io::Result<Resident> {
         let status = fs::read_to_string(format!("/proc/{pid}/status"))?;
-        let tracer = text_of(&status, "TracerPid:").unwrap_or("0");
-        let is_held = tracer != "0" && Path::new("/proc/self/task").join(tracer).exists();
-        Ok(Resident { private: field(&status, "RssAnon:"), shared: field(&status, "RssShmem:"), is_held })
+        let is_held = executioner::tracer_in(&status).is_some_and(thread::is_own);
+        Ok(Resident { private: bytes_of(&status, "RssAnon:"), shared: bytes_of(&status, "RssShmem:"), is_held })
     }
 }
 
-/// The first word of a field of a file of /proc.
-fn text_of<'a>(text: &'a str, name: &str) -> Option<&'a str> {
-    text.lines().find_map(|line| line.strip_prefix(name))?.split_ascii_whitespace().next()
-}
-
-/// The sum of a field that a file of /proc has in KiB, in bytes; 0 if there is none.
-fn field(text: &str, name: &str) -> u64 {
-    text_of(text, name).and_then(|number| number.parse::<u64>().ok()).unwrap_or(0) << 10
+/// A field that a file of `/proc` has in KiB, in bytes; 0 if there is none.
+fn bytes_of(text: &str, name: &str) -> u64 {
+    field(text, name).and_then(|number| number.parse::<u64>().ok()).unwrap_or(0) << 10
 }
 
 /// How much of each process's memory is others' part.
@@ -456,7 +450,7 @@ impl Part {
         let rollup = fs::read_to_string(format!("/proc/{}/smaps_rollup", holder.pid)).ok()?;
         let now = Resident::of(holder.pid).ok()?;
         let with_private = |private, shared| if holder.has_private { private + shared } else { shared };
-        let bytes = with_private(field(&rollup, "Pss_Anon:"), field(&rollup, "Pss_Shmem:"));
+        let bytes = with_private(bytes_of(&rollup, "Pss_Anon:"), bytes_of(&rollup, "Pss_Shmem:"));
         let is_steady = with_private(now.private, now.shared) <= holder.bytes + WORTH_PARTING;
         Some(Part { bytes, is_steady })
     }
@@ -471,8 +465,8 @@ mod tests {
     #[test]
     fn fields_are_read_in_bytes() {
         let status = "Name:\tRssAnon: 7 kB\nRssAnon:\t     172 kB\nRssFile:\t 2000 kB\nRssShmem:\t  24 kB\n";
-        assert_eq!((field(status, "RssAnon:"), field(status, "RssShmem:")), (172 << 10, 24 << 10));
-        assert_eq!(field(status, "RssHuge:"), 0);
+        assert_eq!((bytes_of(status, "RssAnon:"), bytes_of(status, "RssShmem:")), (172 << 10, 24 << 10));
+        assert_eq!(bytes_of(status, "RssHuge:"), 0);
     }
 
     #[test]

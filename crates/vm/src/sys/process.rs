@@ -230,8 +230,13 @@ pub fn is_exiting(pid: i32) -> bool {
     threads.flatten().all(|thread| flags(&thread.path()).is_none_or(|flags| flags & PF_EXITING != 0))
 }
 
-/// Whether a signal is pending that ends process `pid` once it runs and takes it: neither it nor its handler stands in the way. A process can
-/// make that true for as long as it likes, by blocking such a signal.
+/// The first word of a field of a file of `/proc`. The name comes with its colon.
+pub fn field<'a>(text: &'a str, name: &str) -> Option<&'a str> {
+    text.lines().find_map(|line| line.strip_prefix(name))?.split_ascii_whitespace().next()
+}
+
+/// Whether a signal is pending for process `pid` that would end it: the process neither ignores the signal nor has a handler for it, but may
+/// block it. So a process can make this true for as long as it likes.
 pub fn is_told_to_end(pid: i32) -> bool {
     /// Signals that do not end a process that has no handler for them.
     const HARMLESS: [i32; 8] = [
@@ -245,10 +250,7 @@ pub fn is_told_to_end(pid: i32) -> bool {
         libc::SIGTTOU,
     ];
     let text = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
-    let signals = |name| {
-        let line = text.lines().find_map(|line| line.strip_prefix(name))?;
-        u64::from_str_radix(line.trim(), 16).ok()
-    };
+    let signals = |name| u64::from_str_radix(field(&text, name)?, 16).ok();
     let [Some(pending), Some(ignored), Some(caught)] = ["ShdPnd:", "SigIgn:", "SigCgt:"].map(signals) else {
         return false;
     };
@@ -393,14 +395,13 @@ mod tests {
         let told = |prepare: &str, signal: &str| {
             let script = format!(
                 "import os, signal, time; signal.pthread_sigmask(signal.SIG_BLOCK, range(1, 64)); {prepare}; \
-                 os.kill(os.getpid(), signal.{signal}); time.sleep(100)"
+                 os.kill(os.getpid(), signal.{signal}); print('sent', flush=True); time.sleep(100)"
             );
-            let mut child = std::process::Command::new("python3").args(["-c", &script]).spawn().unwrap();
-            let start = std::time::Instant::now();
-            let mut told = false;
-            while !told && start.elapsed() < std::time::Duration::from_secs(1) {
-                told = is_told_to_end(child.id() as i32);
-            }
+            let mut python = std::process::Command::new("python3");
+            let mut child = python.args(["-c", &script]).stdout(std::process::Stdio::piped()).spawn().unwrap();
+            let mut sent = [0; 4];
+            std::io::Read::read_exact(child.stdout.as_mut().unwrap(), &mut sent).expect("it sends the signal");
+            let told = is_told_to_end(child.id() as i32);
             child.kill().and_then(|()| child.wait()).unwrap();
             told
         };
