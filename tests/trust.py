@@ -81,9 +81,9 @@ def kill_subsets(context: Context, test):
     """Whatever of uzswap is killed, at once: no program runs on with memory that is gone."""
     seed = random.randrange(1 << 32)
     rng = random.Random(seed)
-    # The first rounds are those of `pkill -9 uzswap`.
+    # The first rounds are those of `pkill -9 uzswap`. Programs run for longer than it takes to kill, and end by themselves if they are spared.
     rounds, everything = context.size(16, 1000), context.size(6, 200)
-    programs = [[context.program("shadow"), 128, 60, 1], [context.program("forktree"), 24, 3],
+    programs = [[context.program("shadow"), 128, 8, 1], [context.program("forktree"), 24, 3],
                 [context.program("sandbox"), "clone", 32], ["python3", "-c", PYTHON]]
     failed, survived = [], 0
     for number in range(rounds):
@@ -145,7 +145,7 @@ def kill_subsets_of_daemon(context: Context, test):
     seed = random.randrange(1 << 32)
     rng = random.Random(seed)
     rounds, everything = context.size(10, 400), context.size(3, 80)
-    programs = [[context.program("shadow"), 128, 60, 1], [context.program("forktree"), 24, 3], ["python3", "-c", PYTHON]]
+    programs = [[context.program("shadow"), 128, 8, 1], [context.program("forktree"), 24, 3], ["python3", "-c", PYTHON]]
     failed, survived = [], 0
     for number in range(rounds):
         argv = [str(part) for part in programs[number % len(programs)]]
