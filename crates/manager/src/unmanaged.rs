@@ -1,7 +1,7 @@
 //! Memory of a job that is not under its limit: which processes have it, and how much.
 //!
 //! 1. A thread looks at every process that descends from the front of a job: every [`PAUSE`], and for one in [`SHARE`] parts
-//!    of a processor's time at most.
+//!    of a processor's time at most. To measure what processes share has a share of its own, [`PARTING_SHARE`].
 //! 2. A process without a session is unmanaged if there is evidence for it ([`Suspect`]): a program that has just started has no
 //!    session yet, either. All of its resident private and shared memory counts.
 //! 3. Of a managed process its resident shared memory counts (`MAP_SHARED`, memfd, System V): such pages cannot be moved out.
@@ -41,9 +41,13 @@ use crate::sessions::{Sessions, is_of};
 const PAUSE: Duration = Duration::from_millis(400);
 const FIRST_PAUSE: Duration = Duration::from_millis(25);
 
-/// The part of a processor that looking may take: one in so many; and measuring parts.
+/// The part of a processor that looking may take: one in so many; and measuring parts, in the long run.
 const SHARE: u32 = 600;
-const PARTING_SHARE: u32 = 100;
+const PARTING_SHARE: u32 = 200;
+
+/// The time of which the share of measuring can be saved up. What was measured while processes came to share memory must be
+/// measured again soon.
+const PARTING_CREDIT: Duration = Duration::from_secs(4);
 
 /// How long a program may take until the agent is in it, if it was started without the agent; and if nothing is known of it.
 const SETTLED: Duration = Duration::from_millis(300);
@@ -123,8 +127,8 @@ impl Unmanaged {
             std::thread::sleep(pause);
             let start = thread::processor_time();
             let holders = self.look(guard);
-            self.enter(&holders);
             let taken = thread::processor_time() - start;
+            self.enter(&holders);
             pause = PAUSE.min(2 * pause).max(taken * SHARE);
         }
     }
@@ -364,7 +368,7 @@ fn bytes_of(text: &str, name: &str) -> u64 {
 struct Parts {
     /// By process.
     known: HashMap<i32, Estimate>,
-    /// When to measure all anew.
+    /// When to measure all anew; at most [`PARTING_CREDIT`] ago.
     due: Instant,
 }
 
@@ -381,7 +385,8 @@ struct Estimate {
 
 impl Parts {
     fn new() -> Parts {
-        Parts { known: HashMap::new(), due: Instant::now() }
+        let now = Instant::now();
+        Parts { known: HashMap::new(), due: now.checked_sub(PARTING_CREDIT).unwrap_or(now) }
     }
 
     /// Returns what each process has without the parts of others, which `part` measures.
@@ -432,7 +437,8 @@ impl Parts {
             self.known.values_mut().for_each(|known| known.is_certain = false);
         }
         if is_due {
-            self.due = Instant::now() + (thread::processor_time() - spent) * PARTING_SHARE;
+            let earliest = start.checked_sub(PARTING_CREDIT).unwrap_or(start);
+            self.due = self.due.max(earliest) + (thread::processor_time() - spent) * PARTING_SHARE;
         }
         amounts
     }
@@ -544,6 +550,10 @@ mod tests {
         // Other tests change what this process has at any time.
         assert!((1..1 << 40).contains(&measured[1].measured), "{measured:?}");
         assert_eq!(measured[1].estimated, measured[1].measured);
+        assert!(
+            parts.due > Instant::now() - PARTING_CREDIT && parts.due < Instant::now(),
+            "it may be measured again soon"
+        );
         parts.due = Instant::now() + Duration::from_secs(60);
         let later = parts.of(&[holder((1 << 40) + WORTH_PARTING), holder(1 << 40)], Part::of);
         assert_eq!(later[0], Amount { estimated: measured[1].estimated + WORTH_PARTING, measured: 0 }, "it has grown");
