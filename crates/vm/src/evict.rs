@@ -269,7 +269,7 @@ impl Pager {
                 self.some_are_late.store(true, Relaxed);
                 continue;
             };
-            let Some(late) = space.try_lock().map(|state| state.request.is_some()) else {
+            let Some(late) = space.try_lock_in_passing().map(|state| state.request.is_some()) else {
                 self.some_are_late.store(true, Relaxed);
                 continue;
             };

@@ -337,8 +337,9 @@ impl Pager {
     }
 
     /// Has a process rest, as long as it may be evicted from: whoever of it comes for memory waits until it is to rest no longer.
-    /// Who finds all that he needs there goes on.
-    pub fn rest(&self, space: &Space, rests: bool) {
+    /// Who finds all that he needs there goes on. Those who have waited are served in turn: where mappings change without a pause,
+    /// nobody else waits for the thread that calls this, which may be the one that reclaims.
+    pub fn rest(&self, space: &Arc<Space>, rests: bool) {
         let _visit = space.visit();
         {
             let mut state = space.lock();
@@ -349,7 +350,7 @@ impl Pager {
             let resting = std::mem::take(&mut state.resting);
             state.waiting.extend(resting);
         }
-        self.service(space);
+        self.service_in_turn(space);
     }
 
     fn try_answer(&self, space: &Space, state: &mut State, pass: &mut Pass, mut fault: Fault) {

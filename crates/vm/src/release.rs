@@ -3,6 +3,7 @@
 //! When nothing is evicted from anybody and nobody may evict, the userfaultfds can be closed: whatever is missing from then on has
 //! never been touched, or was discarded, and reads as zeros by rights.
 
+use std::sync::Arc;
 use std::sync::atomic::Ordering::{Relaxed, Release};
 use std::time::{Duration, Instant};
 
@@ -36,7 +37,7 @@ impl Pager {
 
     /// Evicts nothing from `space` until told otherwise; eviction that is under way may still be recorded. What is away now is not
     /// charged when it comes back, until then.
-    pub fn hold_in(&self, space: &Space, held: bool) {
+    pub fn hold_in(&self, space: &Arc<Space>, held: bool) {
         space.held_in.store(held, Relaxed);
         let away = if held { self.pages_away(space) * PAGE_SIZE } else { 0 };
         space.uncharged.store(away as u64, Relaxed);

@@ -480,6 +480,12 @@ impl Space {
         self.state.try_lock_for(PATIENCE)
     }
 
+    /// As [`try_lock`](Self::try_lock), but does not wait for a noisy address space at all: a thread serves it almost without a pause, and one that
+    /// goes through all of them would wait for each in vain.
+    pub(crate) fn try_lock_in_passing(&self) -> Option<MutexGuard<'_, State>> {
+        if self.noise.is_noisy() { self.state.try_lock() } else { self.try_lock() }
+    }
+
     /// Fills pages from `page` on, without waking who waits for them; how many bytes, and why not the others.
     pub(crate) fn fill(&self, page: u64, data: &[u8]) -> (u64, Option<FillError>) {
         let (filled, error) = self.uffd.copy_quietly(page, data);
@@ -531,7 +537,7 @@ impl Space {
     /// Whether threads of the program wait for memory, or to be heard. Those of a process that rests do not count, nor those of one
     /// whose state is not to be had for the moment.
     pub fn has_waiting(&self) -> bool {
-        let Some(state) = self.try_lock() else { return false };
+        let Some(state) = self.try_lock_in_passing() else { return false };
         !(state.waiting.is_empty() && state.starved.is_empty() && state.unheard.is_empty())
     }
 
