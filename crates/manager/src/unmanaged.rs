@@ -1,7 +1,7 @@
 //! Memory of a job that is not under its limit: which processes have it, and how much.
 //!
 //! 1. A thread looks at every process that descends from the front of a job: every [`PAUSE`], and for one in [`SHARE`] parts
-//!    of a processor's time at most. To measure what processes share has a share of its own, [`PARTING_SHARE`].
+//!    of a processor's time at most. It measures what processes share in a share of its own, [`PARTING_SHARE`].
 //! 2. A process without a session is unmanaged if there is evidence for it ([`Suspect`]): a program that has just started has no
 //!    session yet, either. All of its resident private and shared memory counts.
 //! 3. Of a managed process its resident shared memory counts (`MAP_SHARED`, memfd, System V): such pages cannot be moved out.
@@ -41,12 +41,12 @@ use crate::sessions::{Sessions, is_of};
 const PAUSE: Duration = Duration::from_millis(400);
 const FIRST_PAUSE: Duration = Duration::from_millis(25);
 
-/// The part of a processor that looking may take: one in so many; and measuring parts, in the long run.
+/// The part of a processor that the thread may take to look: one in so many; and to measure parts, in the long run.
 const SHARE: u32 = 600;
 const PARTING_SHARE: u32 = 200;
 
-/// The time of which the share of measuring can be saved up. What was measured while processes came to share memory must be
-/// measured again soon.
+/// For how long a time the thread can save up its share of measuring. What it measured while processes came to share memory it has
+/// to measure again soon.
 const PARTING_CREDIT: Duration = Duration::from_secs(4);
 
 /// How long a program may take until the agent is in it, if it was started without the agent; and if nothing is known of it.
@@ -368,7 +368,7 @@ fn bytes_of(text: &str, name: &str) -> u64 {
 struct Parts {
     /// By process.
     known: HashMap<i32, Estimate>,
-    /// When to measure all anew; at most [`PARTING_CREDIT`] ago.
+    /// When to measure all anew. The time since then is saved up, [`PARTING_CREDIT`] of it at most.
     due: Instant,
 }
 

@@ -337,8 +337,8 @@ impl Pager {
     }
 
     /// Has a process rest, as long as it may be evicted from: whoever of it comes for memory waits until it is to rest no longer.
-    /// Who finds all that he needs there goes on. Those who have waited are served in turn: where mappings change without a pause,
-    /// nobody else waits for the thread that calls this, which may be the one that reclaims.
+    /// A thread of it that finds all its pages in memory goes on. The pager serves the threads that have waited in turn: if they change
+    /// mappings without a pause, the caller, which may be the thread that reclaims, does not wait for them.
     pub fn rest(&self, space: &Arc<Space>, rests: bool) {
         let _visit = space.visit();
         {

@@ -29,8 +29,8 @@ const NOISY_FOR: Duration = Duration::from_secs(1);
 /// A layout that settles within this time counts as settled.
 pub(crate) const SETTLES_WITHIN: Duration = Duration::from_millis(1);
 
-/// How many changes may be read from an unsettled address space in a second, and how many at once. Where the processors are busy no more than
-/// 2,000 a second are read of 50 threads that change mappings without a pause: each wait for them takes some 26 ms.
+/// How many changes the pager may read from an unsettled address space in a second, and how many at once. Where the processors are
+/// busy it reads no more than 2,000 a second of 50 threads that change mappings without a pause: each wait for them takes some 26 ms.
 const CHANGES: f64 = 500.0;
 const BURST: f64 = 500.0;
 

@@ -480,8 +480,8 @@ impl Space {
         self.state.try_lock_for(PATIENCE)
     }
 
-    /// As [`try_lock`](Self::try_lock), but does not wait for a noisy address space at all: a thread serves it almost without a pause, and one that
-    /// goes through all of them would wait for each in vain.
+    /// As [`try_lock`](Self::try_lock), but does not wait for a noisy address space at all: a thread serves it almost without a pause,
+    /// and the caller, which goes through all of them, would wait for each in vain.
     pub(crate) fn try_lock_in_passing(&self) -> Option<MutexGuard<'_, State>> {
         if self.noise.is_noisy() { self.state.try_lock() } else { self.try_lock() }
     }
