@@ -10,7 +10,8 @@
 //!    their threads wait for one. That is not noise.
 //! 2. An address space is noisy, too, as long as it has more than [a few](crate::layout::FEW) mappings. Its lock is held while
 //!    they are registered, for which a thread that serves a fault there would wait. So are the children that it forks, from the start.
-//! 3. Users take turns, and the address spaces of a user do so within its turns.
+//! 3. That thread gives way to the other threads of the manager when both want a processor. Users take turns, and the address spaces
+//!    of a user do so within its turns.
 //! 4. The address spaces of a trusted owner are not noisy: no other owner's could be held up.
 
 use std::sync::Arc;
@@ -21,6 +22,7 @@ use parking_lot::Mutex;
 
 use crate::pager::Pager;
 use crate::space::Space;
+use crate::sys::thread;
 use crate::visit;
 
 /// How long an address space stays noisy.
@@ -112,6 +114,7 @@ impl Pager {
 
     /// Serves faults and events of noisy address spaces until the calling thread is replaced.
     pub fn serve_noisy(&self) {
+        thread::give_way();
         while !visit::is_surplus() {
             let Some(space) = self.noisy.try_take() else {
                 self.noisy.wait();
