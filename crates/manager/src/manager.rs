@@ -206,9 +206,6 @@ impl Manager {
         memory::raise_descriptor_limit();
         // Without the right to lock memory the manager works, but may be paged itself; `doctor` says so.
         let _ = memory::lock_all();
-        // The kernel's own reclaim is divided among threads that are in no session. Without the right to it, or without sessions that
-        // share processors, the manager works as well as others let it.
-        let _ = job::ask_for_larger_part();
         let max_pool_bytes = pool_cap(&config, swap.is_some());
         // An operator may give it more.
         let most_pool_bytes = match door {

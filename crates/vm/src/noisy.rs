@@ -10,9 +10,12 @@
 //!    their threads wait for one. That is not noise.
 //! 2. An address space is noisy, too, as long as it has more than [a few](crate::layout::FEW) mappings. Its lock is held while
 //!    they are registered, for which a thread that serves a fault there would wait. So are the children that it forks, from the start.
-//! 3. That thread gives way to the other threads of the manager when both want a processor. Users take turns, and the address spaces
-//!    of a user do so within its turns.
-//! 4. The address spaces of a trusted owner are not noisy: no other owner's could be held up.
+//! 3. Users take turns, and the address spaces of a user do so within its turns.
+//! 4. While an address space is noisy, its threads keep the processors busy. Where the kernel divides these among sessions first, all threads
+//!    of the manager have no more than the threads of one such program. So the session of the manager gets as much as some nine others, and
+//!    within it the thread that serves noisy ones gives way to those that serve the rest. It is not so at other times: threads that get a
+//!    processor for each fault at once serve them one by one, and a crowd of processes gets half as much done.
+//! 5. The address spaces of a trusted owner are not noisy: no other owner's could be held up.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
@@ -22,7 +25,7 @@ use parking_lot::Mutex;
 
 use crate::pager::Pager;
 use crate::space::Space;
-use crate::sys::thread;
+use crate::sys::{job, thread};
 use crate::visit;
 
 /// How long an address space stays noisy.
@@ -115,11 +118,21 @@ impl Pager {
     /// Serves faults and events of noisy address spaces until the calling thread is replaced.
     pub fn serve_noisy(&self) {
         thread::give_way();
+        let mut part = Part::usual();
         while !visit::is_surplus() {
             let Some(space) = self.noisy.try_take() else {
-                self.noisy.wait();
+                match part.larger_since {
+                    None => self.noisy.wait(),
+                    Some(_) => {
+                        self.noisy.wait_for(NOISY_FOR);
+                        if !self.noisy.is_waiting() {
+                            part = Part::usual();
+                        }
+                    }
+                }
                 continue;
             };
+            part.be_larger();
             space.noise.served.store(true, Relaxed);
             // Before the visit: a message that comes while the visit ends may be left unread, and is reported again.
             space.noise.queued.store(false, Relaxed);
@@ -128,6 +141,27 @@ impl Pager {
                 self.service_while(&space, || false, || visit::is_surplus() || self.noisy.is_waiting());
             }
             space.noise.served.store(false, Relaxed);
+        }
+    }
+}
+
+/// The part of the processors that the session of the manager has. Where sessions have none, or for want of the right, it stays the usual.
+struct Part {
+    larger_since: Option<Instant>,
+}
+
+impl Part {
+    /// As much as any other session has.
+    fn usual() -> Part {
+        let _ = job::set_session_niceness(0);
+        Part { larger_since: None }
+    }
+
+    /// As much as some nine other sessions. It is asked for again now and then: a thread that was replaced may have taken it back.
+    fn be_larger(&mut self) {
+        if self.larger_since.is_none_or(|since| since.elapsed() > NOISY_FOR) {
+            let _ = job::set_session_niceness(-10);
+            self.larger_since = Some(Instant::now());
         }
     }
 }

@@ -56,10 +56,10 @@ pub fn become_background(name: &str) {
     }
 }
 
-/// Asks for a larger part of the processors for the session of this process, where the kernel divides them among sessions first
-/// (`autogroup`): some nine times what another session has, as if ten of its threads stood outside of it.
-pub fn ask_for_larger_part() -> io::Result<()> {
-    std::fs::write("/proc/self/autogroup", "-10")
+/// Sets the niceness, −20 to 19, of the session of this process as a whole, where the kernel divides the processors among sessions
+/// first (`autogroup`). It takes a right to go below 0.
+pub fn set_session_niceness(niceness: i32) -> io::Result<()> {
+    std::fs::write("/proc/self/autogroup", niceness.to_string())
 }
 
 /// Sends a signal to a process; an error if it is gone.
