@@ -19,7 +19,8 @@ use core::mem::{offset_of, size_of};
 use core::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, AtomicUsize, Ordering::Relaxed};
 
 use uzswap_proto::{
-    BOARD, BOARD_LANDMARK, BOARD_PID_NAMESPACE, BOARD_SOCKET_PATH, ENV_JOB, Job, Nonce, PAGE_SIZE, SOCKET_PATH, beacon,
+    BOARD, BOARD_LANDMARK, BOARD_OWNER, BOARD_PID_NAMESPACE, BOARD_SOCKET_PATH, ENV_JOB, Job, Nonce, PAGE_SIZE,
+    SOCKET_PATH, beacon,
 };
 
 use crate::area::Region;
@@ -37,6 +38,8 @@ struct BoardPage {
     /// The inode number of the manager's pid namespace.
     pid_namespace: AtomicU64,
     landmark: Landmark,
+    /// The manager's user.
+    owner: AtomicU64,
     socket_path: [u8; SOCKET_PATH],
 }
 
@@ -66,12 +69,14 @@ static BOARD_PAGE: BoardPage = BoardPage {
     limits_are_far: AtomicU8::new(0),
     pid_namespace: AtomicU64::new(0),
     landmark: Landmark { pid: AtomicU64::new(0), inode: AtomicU64::new(0) },
+    owner: AtomicU64::new(0),
     socket_path: [0; SOCKET_PATH],
 };
 
 const _: () = assert!(size_of::<BoardPage>() == PAGE_SIZE && size_of::<uzswap_proto::Board>() == 1);
 const _: () = assert!(offset_of!(BoardPage, pid_namespace) == BOARD.len() + BOARD_PID_NAMESPACE);
 const _: () = assert!(offset_of!(BoardPage, landmark) == BOARD.len() + BOARD_LANDMARK);
+const _: () = assert!(offset_of!(BoardPage, owner) == BOARD.len() + BOARD_OWNER);
 const _: () = assert!(offset_of!(BoardPage, socket_path) == BOARD.len() + BOARD_SOCKET_PATH);
 
 /// The job, as found in the environment by the constructor. Written once, before the program has threads.
@@ -91,6 +96,16 @@ static INHERITABLE: AtomicBool = AtomicBool::new(false);
 pub fn socket_path() -> [u8; SOCKET_PATH] {
     // SAFETY: a static; the compiler is not to take it for what it was when the library was built.
     unsafe { (&raw const BOARD_PAGE.socket_path).read_volatile() }
+}
+
+/// The inode number of a pidfd for the process that listens at the manager's abstract socket; 0 where that tells nothing.
+pub fn landmark_inode() -> u64 {
+    BOARD_PAGE.landmark.inode.load(Relaxed)
+}
+
+/// The user that the manager runs as.
+pub fn owner() -> u32 {
+    BOARD_PAGE.owner.load(Relaxed) as u32
 }
 
 /// The job this program belongs to, if any.

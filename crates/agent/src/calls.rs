@@ -6,7 +6,7 @@
 //!    there when the program was executed is not noticed: a program whose filter kills for these calls has ended in the constructor.
 //! 2. **Forks.** A child that is made by the bare system call, as sandboxes do, runs no fork handler of libc's. It gets the
 //!    agent's here.
-//! 3. **Hints.** `madvise` by way of `syscall` is handled as the function is (`hints`).
+//! 3. **Hints.** `madvise` and `shmat` by way of `syscall` are handled as the functions are (`hints`).
 //!
 //! # Safety
 //! Each function makes the system call that it was asked for, and sets libc's errno as libc does.
@@ -56,6 +56,12 @@ unsafe extern "C" fn madvise_call(address: usize, len: usize, advice: usize) -> 
     unsafe { crate::hints::own_madvise(address, len, advice as i32) as isize }
 }
 
+/// `shmat` through `syscall`, likewise.
+unsafe extern "C" fn shmat_call(id: usize, address: usize, flags: usize) -> isize {
+    // SAFETY: the program's own request, with the arguments that it has given.
+    unsafe { crate::hints::own_shmat(id as i32, address, flags as i32) }
+}
+
 extern "C" fn note_seccomp(result: isize) -> isize {
     if result >= 0 {
         FILTERED.store(true, Relaxed);
@@ -72,9 +78,8 @@ unsafe extern "C" fn fork_call(number: usize, a: usize, b: usize, c: usize, d: u
     const NO_FORK: usize = 0x100 | 0x400;
     let (flags, stack) = match number {
         sys::SYS_CLONE => (a, b),
-        // SAFETY: `struct clone_args` of the program's, which the kernel is about to read: flags are its first word, the stack the
-        // sixth.
-        sys::SYS_CLONE3 => unsafe { (*(a as *const usize), *(a as *const usize).add(5)) },
+        // Flags are the first word of `struct clone_args`, the stack the sixth. One that the kernel refuses makes no child.
+        sys::SYS_CLONE3 => sys::words_at(a, b).map_or((NO_FORK, 0), |words: [usize; 8]| (words[0], words[5])),
         _ => (0, 0),
     };
     let forks = flags & NO_FORK == 0 && stack == 0;
@@ -112,7 +117,7 @@ global_asm!(".weak __clone");
 /// # Safety
 /// As the libc's.
 pub unsafe extern "C" fn own_clone(
-    function: extern "C" fn(*mut u8) -> i32,
+    function: Option<extern "C" fn(*mut u8) -> i32>,
     stack: *mut u8,
     flags: i32,
     argument: *mut u8,
@@ -121,8 +126,8 @@ pub unsafe extern "C" fn own_clone(
     child_tid: *mut i32,
 ) -> i32 {
     const NO_FORK: i32 = 0x100 | 0x400;
-    type Clone =
-        unsafe extern "C" fn(extern "C" fn(*mut u8) -> i32, *mut u8, i32, *mut u8, *mut i32, *mut u8, *mut i32) -> i32;
+    type Function = extern "C" fn(*mut u8) -> i32;
+    type Clone = unsafe extern "C" fn(Option<Function>, *mut u8, i32, *mut u8, *mut i32, *mut u8, *mut i32) -> i32;
     let real = weak!("__clone");
     if real == 0 {
         // SAFETY: called by the program, in place of libc's. A libc that does not have it has no `clone` either.
@@ -131,12 +136,13 @@ pub unsafe extern "C" fn own_clone(
     // SAFETY: libc's function under its other name; without CLONE_VM the child has a copy of this stack.
     unsafe {
         let real: Clone = core::mem::transmute(real);
-        if flags & NO_FORK != 0 {
+        // Without a function or a stack it is an error.
+        let Some(wanted) = function.filter(|_| flags & NO_FORK == 0 && !stack.is_null()) else {
             return real(function, stack, flags, argument, parent_tid, tls, child_tid);
-        }
+        };
         before_fork();
-        let mut errand = Errand { function, argument };
-        real(run_errand, stack, flags, (&raw mut errand).cast(), parent_tid, tls, child_tid)
+        let mut errand = Errand { function: wanted, argument };
+        real(Some(run_errand), stack, flags, (&raw mut errand).cast(), parent_tid, tls, child_tid)
     }
 }
 
@@ -152,6 +158,8 @@ pub unsafe extern "C" fn own_syscall() {
         "je 2f",
         "cmp rdi, 28", // madvise
         "je 3f",
+        "cmp rdi, 30", // shmat
+        "je 4f",
         "cmp rdi, 56", // clone
         "je {fork}",
         "cmp rdi, 57", // fork
@@ -183,9 +191,15 @@ pub unsafe extern "C" fn own_syscall() {
         "mov rsi, rdx",
         "mov rdx, rcx",
         "jmp {madvise}",
+        "4:",
+        "mov rdi, rsi",
+        "mov rsi, rdx",
+        "mov rdx, rcx",
+        "jmp {shmat}",
         fork = sym fork_call,
         seccomp = sym note_seccomp,
         madvise = sym madvise_call,
+        shmat = sym shmat_call,
         finish = sym finish,
     )
 }

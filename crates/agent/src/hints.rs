@@ -15,8 +15,9 @@
 use uzswap_proto::{Advice, Advise, MAX_WORDS, PAGE_SIZE};
 
 use crate::attach::{evicts, job, weak};
+use crate::connection::connect;
 use crate::sys::{self, call};
-use crate::worker::{connect, receive, send};
+use crate::worker::{receive, send};
 
 const MADV_DONTNEED: i32 = 4;
 const MADV_WIPEONFORK: i32 = 18;

@@ -32,6 +32,7 @@ mod tether;
 
 mod area;
 mod calls;
+mod connection;
 mod hints;
 mod interposed;
 mod memory;

@@ -25,6 +25,7 @@ pub const SYS_SOCKET: usize = 41;
 pub const SYS_CONNECT: usize = 42;
 pub const SYS_SENDMSG: usize = 46;
 pub const SYS_RECVMSG: usize = 47;
+pub const SYS_GETSOCKOPT: usize = 55;
 pub const SYS_CLONE: usize = 56;
 pub const SYS_WAIT4: usize = 61;
 pub const SYS_CHDIR: usize = 80;
@@ -34,6 +35,7 @@ pub const SYS_SETSID: usize = 112;
 pub const SYS_PRCTL: usize = 157;
 pub const SYS_FUTEX: usize = 202;
 pub const SYS_EXIT_GROUP: usize = 231;
+pub const SYS_PROCESS_VM_READV: usize = 310;
 pub const SYS_KCMP: usize = 312;
 pub const SYS_CLOSE: usize = 3;
 pub const SYS_WRITE: usize = 1;
@@ -59,6 +61,7 @@ pub const SYS_OPENAT: usize = 257;
 
 pub const ESRCH: isize = 3;
 pub const EAGAIN: isize = 11;
+pub const EACCES: isize = 13;
 pub const EBUSY: isize = 16;
 pub const EFAULT: isize = 14;
 pub const EEXIST: isize = 17;
@@ -231,18 +234,25 @@ pub fn collect_exited() {
 /// Whether `pid` is, in this process's pid namespace, the process whose pidfds have the inode number `inode`: no other has, in any
 /// namespace (Linux 6.9). None where that cannot be told.
 pub fn is_process(pid: i32, inode: u64) -> Option<bool> {
-    // `st_ino` is the second word of `struct stat`.
-    let mut stat = [0u64; 18];
-    // SAFETY: a descriptor of our own, and a buffer of the size of `struct stat`.
+    // SAFETY: no pointers; the descriptor is our own.
     unsafe {
         let process = call!(SYS_PIDFD_OPEN, pid, 0);
         if process < 0 {
             return (process == -ESRCH).then_some(false);
         }
-        let result = call!(SYS_FSTAT, process, stat.as_mut_ptr());
+        let found = inode_of(process as i32);
         call!(SYS_CLOSE, process);
-        (result >= 0).then_some(stat[1] == inode)
+        found.map(|found| found == inode)
     }
+}
+
+/// The inode number of an open file.
+pub fn inode_of(descriptor: i32) -> Option<u64> {
+    // `st_ino` is the second word of `struct stat`.
+    let mut stat = [0u64; 18];
+    // SAFETY: a buffer of the size of `struct stat`.
+    let result = unsafe { call!(SYS_FSTAT, descriptor, stat.as_mut_ptr()) };
+    (result >= 0).then_some(stat[1])
 }
 
 /// Whether this process is in the pid namespace whose inode number is `inode`. False where that cannot be told. The kernel makes three
@@ -255,6 +265,25 @@ pub fn is_in_pid_namespace(inode: u64) -> bool {
     let Some(digits) = text.get(..len.max(0) as usize).and_then(|text| text.strip_prefix(PREFIX)) else { return false };
     let digits = digits.iter().take_while(|digit| digit.is_ascii_digit());
     digits.fold(0u64, |number, digit| number.wrapping_mul(10).wrapping_add(u64::from(digit - b'0'))) == inode
+}
+
+/// The first words of a structure of the program's, `len` bytes at `address`; `None` if it is shorter, or not to be read.
+pub fn words_at<const N: usize>(address: usize, len: usize) -> Option<[usize; N]> {
+    let mut words = [0; N];
+    let size = size_of_val(&words);
+    if address == 0 || len < size {
+        return None;
+    }
+    let (to, from) = ([words.as_mut_ptr() as usize, size], [address, size]);
+    // SAFETY: the kernel writes to `words`, as many bytes as it has, and reads what can be read.
+    let result = unsafe { call!(SYS_PROCESS_VM_READV, call!(SYS_GETPID), &raw const to, 1, &raw const from, 1, 0) };
+    match result {
+        result if result == size as isize => Some(words),
+        result if result >= 0 || result == -EFAULT => None,
+        // Not permitted to ask. The kernel is about to read it.
+        // SAFETY: as far as can be told.
+        _ => Some(unsafe { (address as *const [usize; N]).read_unaligned() }),
+    }
 }
 
 /// Whether orphans among this process's descendants become its children.

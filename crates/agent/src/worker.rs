@@ -35,12 +35,13 @@ use core::sync::atomic::{
 };
 
 use uzswap_proto::{
-    GREETING_WORDS, HUGE_PAGE_SIZE, Hello, Job, MAX_BATCH_PAGES, MAX_WORDS, Nonce, PAGE_SIZE, Run, SOCKET_NAME,
-    SOCKET_PATH, TRASH_PAGES, beacon, call, evict, evicted, kind, step,
+    GREETING_WORDS, HUGE_PAGE_SIZE, Hello, Job, MAX_BATCH_PAGES, MAX_WORDS, Nonce, PAGE_SIZE, Run, TRASH_PAGES, beacon,
+    call, evict, evicted, kind, step,
 };
 
 use crate::area::{REGION_LEN, Region};
 use crate::attach::socket_path;
+use crate::connection::connect;
 use crate::denial;
 use crate::family;
 use crate::robust::Lists;
@@ -758,53 +759,12 @@ fn open_userfaultfd(device: i32) -> Result<i32, isize> {
     if result < 0 { Err(result) } else { Ok(result as i32) }
 }
 
-/// `struct sockaddr_un`.
-#[repr(C)]
-struct Address {
-    family: u16,
-    path: [u8; SOCKET_PATH],
-}
-
 /// How often a DISCARD is tried again after the kernel has said that it did not move what it has moved.
 const RETRIES: usize = 16;
 
 /// How often the manager is called. It ends a connection that is silent for long, as that of a process that is stopped before it
 /// can call.
 const ATTEMPTS: usize = 3;
-
-const AF_UNIX: u16 = 1;
-
-/// Connects to the job's manager: by the name of its abstract socket, or where that is not to be reached, by the path of another.
-pub fn connect(job: Job) -> Result<i32, isize> {
-    let mut name = Address { family: AF_UNIX, path: [0; SOCKET_PATH] };
-    name.path[1..=SOCKET_NAME].copy_from_slice(&job.socket_name());
-    connect_to(&name, size_of::<u16>() + 1 + SOCKET_NAME).or_else(|error| {
-        let file = Address { family: AF_UNIX, path: socket_path() };
-        if file.path[0] == 0 { Err(error) } else { connect_to(&file, size_of::<Address>()) }
-    })
-}
-
-fn connect_to(address: &Address, len: usize) -> Result<i32, isize> {
-    const SEQPACKET_CLOEXEC: usize = 5 | 0o2_000_000;
-    // SAFETY: no pointers.
-    let socket = unsafe { call!(sys::SYS_SOCKET, AF_UNIX, SEQPACKET_CLOEXEC, 0) };
-    if socket < 0 {
-        return Err(socket);
-    }
-    loop {
-        // SAFETY: the address is a structure of the kernel's layout, `len` bytes of which are given.
-        let result = unsafe { call!(sys::SYS_CONNECT, socket, &raw const *address, len) };
-        match result {
-            0.. => return Ok(socket as i32),
-            result if result == -EINTR => {}
-            error => {
-                // SAFETY: our own descriptor.
-                unsafe { call!(sys::SYS_CLOSE, socket) };
-                return Err(error);
-            }
-        }
-    }
-}
 
 #[repr(C)]
 struct Buffer {

@@ -21,7 +21,7 @@ use std::os::unix::fs::{DirBuilderExt, FileExt, MetadataExt, OpenOptionsExt, Per
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{FlockOperation, OFlags, flock};
-use uzswap_proto::{BOARD, BOARD_LANDMARK, BOARD_PID_NAMESPACE, BOARD_SOCKET_PATH, SOCKET_PATH};
+use uzswap_proto::{BOARD, BOARD_LANDMARK, BOARD_OWNER, BOARD_PID_NAMESPACE, BOARD_SOCKET_PATH, SOCKET_PATH};
 use uzswap_vm::sys::file::file_system;
 use uzswap_vm::sys::process::PidFd;
 
@@ -130,7 +130,7 @@ pub fn socket_beside(agent: &Path) -> PathBuf {
     agent.with_extension("socket")
 }
 
-/// The agent for `path`, with this process, its pid namespace and the path of its socket on the board.
+/// The agent for `path`, with this process, its user, its pid namespace and the path of its socket on the board.
 fn inscribed(agent: &[u8], path: &Path) -> Vec<u8> {
     let mut agent = agent.to_vec();
     let Some(title) = board(&agent) else { return agent };
@@ -146,6 +146,7 @@ fn inscribed(agent: &[u8], path: &Path) -> Vec<u8> {
         say(BOARD_LANDMARK, &u64::from(own).to_ne_bytes());
         say(BOARD_LANDMARK + 8, &inode.to_ne_bytes());
     }
+    say(BOARD_OWNER, &u64::from(rustix::process::geteuid().as_raw()).to_ne_bytes());
     let socket = attach_socket(path);
     if socket.as_os_str().len() < SOCKET_PATH {
         say(BOARD_SOCKET_PATH, socket.as_os_str().as_bytes());

@@ -28,6 +28,7 @@ use crate::log::log;
 use crate::noisy::SETTLES_WITHIN;
 use crate::pager::{Account, NO_ROOM, Pager, read_pages, with_buffer};
 use crate::range::{Range, RangeSet};
+use crate::refused;
 use crate::space::{Fault, Outcome, Request, Space, State};
 use crate::swapin::Swapin;
 use crate::sys::process::{nonce, page_of};
@@ -155,7 +156,7 @@ impl Pager {
             std::thread::yield_now();
         }
         let (mut events, mut forks): (Vec<Event>, Vec<Uffd>) = Default::default();
-        let (mut news, mut tries, mut begun, mut noted) = (false, 0, None, 0);
+        let (mut news, mut tries, mut begun, mut noted, mut asked) = (false, 0, None, 0, 0);
         let mut messages = std::mem::take(&mut state.unheard);
         // One whose events have no end is read as fast as can be.
         let is_noisy = space.noise.is_noisy();
@@ -193,7 +194,11 @@ impl Pager {
             if !read_all {
                 continue;
             }
-            match self.order(space, state, &events, forks.len()) {
+            let order = match refused::take_out(space, state, &mut events, &mut asked) {
+                true => self.order(space, state, &events, forks.len()),
+                false => Order::Later,
+            };
+            match order {
                 Order::Found(ordered) => {
                     self.settle(space, state, ordered, forks);
                     return news;
@@ -205,7 +210,7 @@ impl Pager {
                 Order::Later => {}
             }
             if begun.get_or_insert_with(Instant::now).elapsed() > SETTLES_WITHIN {
-                space.note_changes(events.len() - noted);
+                space.note_changes(events.len().saturating_sub(noted));
                 noted = events.len();
             }
             wait_for_program(&space.uffd, &mut tries);

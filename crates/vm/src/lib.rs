@@ -46,6 +46,7 @@ mod watched;
 mod heat;
 mod huge;
 pub mod owner;
+mod refused;
 mod removal;
 pub mod space;
 mod table;

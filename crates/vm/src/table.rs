@@ -162,6 +162,19 @@ impl PageTable {
             .collect()
     }
 
+    /// The first page of `range` that is not resident.
+    pub fn first_away(&self, range: Range) -> Option<u64> {
+        if range.is_empty() {
+            return None;
+        }
+        let mut chunks = self.chunks.range(range.start / CHUNK..=(range.end - 1) / CHUNK);
+        chunks.find_map(|(number, chunk)| {
+            let pages = (0u64..).map(|i| number * CHUNK + i * PAGE);
+            let mut away = pages.zip(&chunk.words).filter(|(page, word)| **word != 0 && range.contains(*page));
+            away.next().map(|(page, _)| page)
+        })
+    }
+
     /// How many pages of `range`, which lies in a naturally aligned folio of at most 2 MiB, are not resident.
     pub fn absent(&self, range: Range) -> usize {
         let first = index(range.start);
