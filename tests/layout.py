@@ -25,6 +25,12 @@ def guard_pages(context: Context, test):
     yield run_program(context, test, "guards", "guards stay and what was under them is gone", context.size(5, 30))
 
 
+@test("refused", 60, needs_uzswap=False, beside=True)
+def refused_changes(context: Context, test):
+    """munmap, mmap and mremap that the kernel refuses after it has announced them: what was there is not lost."""
+    yield run_program(context, test, "refused", "what was refused left all as it was")
+
+
 @test("wipeonfork", 60, needs_uzswap=False)
 def wiped_on_fork(context: Context, test):
     """MADV_WIPEONFORK by a raw system call: the child finds it empty, the parent keeps it."""

@@ -1,10 +1,11 @@
-"""What one user of a daemon can do to the others by means that every user has: many processes, memory that cannot be moved out, an odd
+"""What one user of a daemon can do to the others by means that every user has: many processes, memory that cannot be moved out, a name, an odd
 environment, a setuid program."""
 from __future__ import annotations
 
 import os
 import subprocess
 import time
+from pathlib import Path
 
 import harness
 from behaviour import check, unless, wait_until
@@ -115,3 +116,87 @@ def family(context: Context, test):
     daemon.ask("set", "cgroup/roots/cgroup.kill", "1")
     theirs.kill()
     yield check("foreign-family: the daemon ends", unless(daemon.end().status == 0, "status"), *daemon.is_gone())
+
+
+# Forks once for each line that it reads; the child lives until it has long been attached.
+FORKS = """
+import os, sys, time
+for line in sys.stdin:
+    child = os.fork()
+    if not child:
+        time.sleep(2)
+        os._exit(7)
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+"""
+
+# Listens at an abstract name, in the manager's place, and prints how many bytes the first that connects says.
+LISTENS = """
+import socket, sys
+door = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+door.bind(b"\\0uzswap-" + sys.argv[1].encode())
+door.listen(16)
+print("listening", flush=True)
+door.settimeout(20)
+connection = door.accept()[0]
+connection.settimeout(5)
+print(len(connection.recv(8192)), flush=True)
+"""
+
+
+def lies_in_wait(forker: harness.Job, into=()) -> tuple[str, str, str]:
+    """What another user hears who listens at the name of the manager of `forker`, whose program then forks; and what the program says."""
+    programs = lambda: [pid for pid in forker.pids() if harness.comm(pid).startswith("python3")]
+    wait_until(programs, 10)
+    python = programs()[0]
+    name = Path(f"/proc/{python}/environ").read_bytes().split(b"UZSWAP_JOB=")[1][:16].decode()
+    enter = [part.format(python) for part in into]
+    liar = subprocess.Popen([*enter, *NOBODY, "python3", "-c", LISTENS, name], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        ready = liar.stdout.readline()
+        forker.process.stdin.write(b"\n")
+        forker.process.stdin.flush()
+        heard, complained = liar.communicate(timeout=30)
+        said = lambda: harness.read(forker.files[0]).decode()
+        wait_until(said, 10)
+        return ready + heard, complained, said()
+    finally:
+        liar.kill()
+
+
+@test("false-manager", 90)
+def false_manager(context: Context, test):
+    """Another user who listens at the manager's name hears nothing: after a daemon was stopped, and in another network namespace."""
+    need_root()
+    program = ["python3", "-c", FORKS]
+    # A child of a job is attached at once if a limit is near.
+    daemon = Daemon(context, "--socket-mode", "0666", "--memory-max", "64M")
+    job = daemon.start(program, "--memory-max", "32M", "--quiet", stdin=subprocess.PIPE)
+    wait_until(lambda: daemon.get("cgroup/cgroup.procs").split(), 10)
+    stopped = daemon.end()
+    heard = lies_in_wait(job)
+    job.process.stdin.close()
+    outcome = job.wait(20)
+    yield check("false-manager: of a daemon that was stopped", unless(stopped.status == 0, complaint(stopped)),
+                unless(heard == ("listening\n0\n", "", "7\n"), f"{heard}"), unless(outcome.status == 0, complaint(outcome)))
+
+    job = context.start(["unshare", "-n", *program], "--memory-max", "32M", "--quiet", stdin=subprocess.PIPE)
+    heard = lies_in_wait(job, ["nsenter", "--net=/proc/{}/ns/net"])
+    job.process.stdin.close()
+    outcome = job.wait(20)
+    yield check("false-manager: in a network namespace", unless(heard == ("listening\n0\n", "", "7\n"), f"{heard}"),
+                unless(outcome.status == 0, complaint(outcome)))
+
+
+@test("refused-heap", 90, beside=True)
+def refused_heap(context: Context, test):
+    """The kernel lets no page be filled after it has refused to shrink a heap: such a program is killed, and holds up the end of no daemon."""
+    need_root()
+    program = [context.program("refused"), "heap"]
+    daemon = open_daemon(context)
+    stuck = daemon.start(program, "--memory-max", "16M", "--quiet", prefix=NOBODY)
+    refused = wait_until(lambda: b"refused" in harness.read(stuck.files[1]), 10)
+    stuck.kill()
+    outcome = daemon.end()
+    yield check("refused-heap: the daemon ends", unless(refused, "the heap was shrunk"), unless(outcome.status == 0, complaint(outcome)), *daemon.is_gone())
+    outcome = context.run(program, "--memory-max", "16M", timeout=test.seconds)
+    yield check("refused-heap: the program is killed", unless(outcome.status == 137 and "does not settle" in outcome.stderr, complaint(outcome)))

@@ -1,4 +1,4 @@
-/* guards SECONDS: guard pages (MADV_GUARD_INSTALL), by libc's madvise and by the instruction itself, over memory that is paged out and
+/* guards SECONDS: guard pages (MADV_GUARD_INSTALL), by libc's functions and by the instruction itself, over memory that is paged out and
  * next to memory that is walked through. What was under a guard is gone for good, and nothing takes a guard away but its removal. */
 #define _GNU_SOURCE
 #include "check.h"
@@ -7,6 +7,7 @@
 #include <signal.h>
 #include <sys/mman.h>
 #include <sys/syscall.h>
+#include <sys/uio.h>
 
 #define PAGES 512
 #define LEN (PAGES * PAGE)
@@ -38,6 +39,17 @@ static void advise_raw(char *at, size_t pages, int advice)
 		die("madvise");
 }
 
+/* By process_madvise on this process itself. */
+static void advise_self(char *at, size_t pages, int advice)
+{
+	struct iovec range = {at, pages * PAGE};
+	int self = syscall(SYS_pidfd_open, getpid(), 0);
+
+	if (self < 0 || process_madvise(self, &range, 1, advice, 0) != (ssize_t)range.iov_len)
+		die("process_madvise");
+	close(self);
+}
+
 static void advise(char *at, size_t pages, int advice)
 {
 	if (madvise(at, pages * PAGE, advice))
@@ -63,13 +75,13 @@ static void expect_guards(char *area, const char *when)
 		}
 }
 
-static void remove_at_once(char *area, uint64_t base)
+static void remove_at_once(char *area, uint64_t base, void advise_guards(char *, size_t, int))
 {
 	pages_fill(area, PAGES, base);
 	advise(area, PAGES, MADV_PAGEOUT);
-	advise(area + 100 * PAGE, 100, GUARD_INSTALL);
-	advise(area + 100 * PAGE, 100, GUARD_REMOVE);
-	expect_zeros(area + 100 * PAGE, 100, "by libc's madvise");
+	advise_guards(area + 100 * PAGE, 100, GUARD_INSTALL);
+	advise_guards(area + 100 * PAGE, 100, GUARD_REMOVE);
+	expect_zeros(area + 100 * PAGE, 100, "by libc's functions");
 	pages_expect(area, 100, base, "before the guards");
 	pages_expect(area + 200 * PAGE, PAGES - 200, base + 200, "behind the guards");
 }
@@ -130,7 +142,8 @@ int main(int argc, char **argv)
 		return 0;
 	}
 	for (uint64_t base = 1; microseconds() < end; base += PAGES) {
-		remove_at_once(map_at(area, LEN), base);
+		remove_at_once(map_at(area, LEN), base, advise);
+		remove_at_once(map_at(area, LEN), base, advise_self);
 		remove_later(map_at(area, LEN), base);
 		walk_fresh(area);
 		walk_stored(area, base);

@@ -6,6 +6,7 @@
 #include <stdatomic.h>
 #include <sys/mman.h>
 #include <sys/shm.h>
+#include <sys/syscall.h>
 
 #define PAGES 512
 #define LEN (PAGES * PAGE)
@@ -25,10 +26,10 @@ static void *press(void *unused)
 	return unused;
 }
 
-static void replace_by_shared(char *at)
+static void replace_by_shared(char *at, int by_syscall)
 {
 	int id = shmget(IPC_PRIVATE, LEN, IPC_CREAT | 0600);
-	if (id < 0 || shmat(id, at, SHM_REMAP) != at)
+	if (id < 0 || (by_syscall ? (void *)syscall(SYS_shmat, id, at, SHM_REMAP) : shmat(id, at, SHM_REMAP)) != at)
 		die("shmat");
 	if (shmctl(id, IPC_RMID, NULL))
 		die("shmctl");
@@ -58,7 +59,7 @@ int main(int argc, char **argv)
 		usleep(rand_r(&random) % 60000);
 		if (rounds % 4 == 3)
 			madvise(at, LEN, MADV_PAGEOUT);
-		replace_by_shared(at);
+		replace_by_shared(at, rounds % 2);
 		map_at(at, LEN);
 		usleep(rand_r(&random) % 60000);
 		for (size_t i = 0; i < PAGES; i += 3)

@@ -19,8 +19,8 @@ use core::mem::{offset_of, size_of};
 use core::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, AtomicUsize, Ordering::Relaxed};
 
 use uzswap_proto::{
-    BOARD, BOARD_LANDMARK, BOARD_OWNER, BOARD_PID_NAMESPACE, BOARD_SOCKET_PATH, ENV_JOB, Job, Nonce, PAGE_SIZE,
-    SOCKET_PATH, beacon,
+    BOARD, BOARD_LANDMARK, BOARD_OWNER, BOARD_PID_NAMESPACE, BOARD_SOCKET_PATH, BOARD_USER_NAMESPACE, ENV_JOB, Job,
+    Nonce, PAGE_SIZE, SOCKET_PATH, beacon,
 };
 
 use crate::area::Region;
@@ -40,6 +40,8 @@ struct BoardPage {
     landmark: Landmark,
     /// The manager's user.
     owner: AtomicU64,
+    /// The inode number of the manager's user namespace.
+    user_namespace: AtomicU64,
     socket_path: [u8; SOCKET_PATH],
 }
 
@@ -58,7 +60,7 @@ impl BoardPage {
             0 => None,
             inode => sys::is_process(self.landmark.pid.load(Relaxed) as i32, inode),
         };
-        is_there.unwrap_or_else(|| sys::is_in_pid_namespace(self.pid_namespace.load(Relaxed)))
+        is_there.unwrap_or_else(|| sys::is_in_namespace(c"/proc/self/ns/pid", "pid", self.pid_namespace.load(Relaxed)))
     }
 }
 
@@ -70,6 +72,7 @@ static BOARD_PAGE: BoardPage = BoardPage {
     pid_namespace: AtomicU64::new(0),
     landmark: Landmark { pid: AtomicU64::new(0), inode: AtomicU64::new(0) },
     owner: AtomicU64::new(0),
+    user_namespace: AtomicU64::new(0),
     socket_path: [0; SOCKET_PATH],
 };
 
@@ -77,6 +80,7 @@ const _: () = assert!(size_of::<BoardPage>() == PAGE_SIZE && size_of::<uzswap_pr
 const _: () = assert!(offset_of!(BoardPage, pid_namespace) == BOARD.len() + BOARD_PID_NAMESPACE);
 const _: () = assert!(offset_of!(BoardPage, landmark) == BOARD.len() + BOARD_LANDMARK);
 const _: () = assert!(offset_of!(BoardPage, owner) == BOARD.len() + BOARD_OWNER);
+const _: () = assert!(offset_of!(BoardPage, user_namespace) == BOARD.len() + BOARD_USER_NAMESPACE);
 const _: () = assert!(offset_of!(BoardPage, socket_path) == BOARD.len() + BOARD_SOCKET_PATH);
 
 /// The job, as found in the environment by the constructor. Written once, before the program has threads.
@@ -98,7 +102,7 @@ pub fn socket_path() -> [u8; SOCKET_PATH] {
     unsafe { (&raw const BOARD_PAGE.socket_path).read_volatile() }
 }
 
-/// The inode number of a pidfd for the process that listens at the manager's abstract socket; 0 where that tells nothing.
+/// The inode number of pidfds for the process that has opened the manager's sockets; 0 where that tells nothing.
 pub fn landmark_inode() -> u64 {
     BOARD_PAGE.landmark.inode.load(Relaxed)
 }
@@ -106,6 +110,11 @@ pub fn landmark_inode() -> u64 {
 /// The user that the manager runs as.
 pub fn owner() -> u32 {
     BOARD_PAGE.owner.load(Relaxed) as u32
+}
+
+/// Whether this process is in the manager's user namespace. False where that cannot be told.
+pub fn is_in_managers_user_namespace() -> bool {
+    sys::is_in_namespace(c"/proc/self/ns/user", "user", BOARD_PAGE.user_namespace.load(Relaxed))
 }
 
 /// The job this program belongs to, if any.

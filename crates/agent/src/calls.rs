@@ -6,7 +6,7 @@
 //!    there when the program was executed is not noticed: a program whose filter kills for these calls has ended in the constructor.
 //! 2. **Forks.** A child that is made by the bare system call, as sandboxes do, runs no fork handler of libc's. It gets the
 //!    agent's here.
-//! 3. **Hints.** `madvise` and `shmat` by way of `syscall` are handled as the functions are (`hints`).
+//! 3. **Hints.** `madvise`, `process_madvise` and `shmat` by way of `syscall` are handled as the functions are (`hints`).
 //!
 //! # Safety
 //! Each function makes the system call that it was asked for, and sets libc's errno as libc does.
@@ -62,6 +62,18 @@ unsafe extern "C" fn shmat_call(id: usize, address: usize, flags: usize) -> isiz
     unsafe { crate::hints::own_shmat(id as i32, address, flags as i32) }
 }
 
+/// `process_madvise` through `syscall`, likewise.
+unsafe extern "C" fn process_madvise_call(
+    process: usize,
+    ranges: usize,
+    count: usize,
+    advice: usize,
+    flags: usize,
+) -> isize {
+    // SAFETY: the program's own request, with the arguments that it has given.
+    unsafe { crate::hints::own_process_madvise(process as i32, ranges as _, count, advice as i32, flags as u32) }
+}
+
 extern "C" fn note_seccomp(result: isize) -> isize {
     if result >= 0 {
         FILTERED.store(true, Relaxed);
@@ -79,7 +91,9 @@ unsafe extern "C" fn fork_call(number: usize, a: usize, b: usize, c: usize, d: u
     let (flags, stack) = match number {
         sys::SYS_CLONE => (a, b),
         // Flags are the first word of `struct clone_args`, the stack the sixth. One that the kernel refuses makes no child.
-        sys::SYS_CLONE3 => sys::words_at(a, b).map_or((NO_FORK, 0), |words: [usize; 8]| (words[0], words[5])),
+        sys::SYS_CLONE3 => {
+            sys::words_at(a, b, !is_filtered()).map_or((NO_FORK, 0), |words: [usize; 8]| (words[0], words[5]))
+        }
         _ => (0, 0),
     };
     let forks = flags & NO_FORK == 0 && stack == 0;
@@ -166,6 +180,8 @@ pub unsafe extern "C" fn own_syscall() {
         "je {fork}",
         "cmp rdi, 435", // clone3
         "je {fork}",
+        "cmp rdi, 440", // process_madvise
+        "je 5f",
         "mov rax, rdi",
         "mov rdi, rsi",
         "mov rsi, rdx",
@@ -196,10 +212,18 @@ pub unsafe extern "C" fn own_syscall() {
         "mov rsi, rdx",
         "mov rdx, rcx",
         "jmp {shmat}",
+        "5:",
+        "mov rdi, rsi",
+        "mov rsi, rdx",
+        "mov rdx, rcx",
+        "mov rcx, r8",
+        "mov r8, r9",
+        "jmp {process_madvise}",
         fork = sym fork_call,
         seccomp = sym note_seccomp,
         madvise = sym madvise_call,
         shmat = sym shmat_call,
+        process_madvise = sym process_madvise_call,
         finish = sym finish,
     )
 }

@@ -1,13 +1,13 @@
-//! Connecting to the manager, and to nobody else.
+//! The agent's connection to the manager: no other user gets it by listening in the manager's place.
 //!
-//! Any user can take the name of an abstract socket once it is free, as after a daemon was stopped whose programs run on, or in a network
-//! namespace of his own; and the name is known to all. Who answers is given the userfaultfds of the program, and is obeyed. So before
-//! anything is said the kernel is asked who listens.
+//! Any user can take the name of an abstract socket that is free, as it is after an operator has stopped a daemon whose programs run on, or in
+//! a network namespace of that user's own. All users can read the name. Whoever answers the agent gets the userfaultfds of the program, and
+//! the worker obeys. So the agent asks the kernel who listens before it says anything.
 //!
-//! 1. The name is the front's: the process at the other end is compared with the landmark on the board, which only the manager's user can
-//!    write to. Each process has a pidfd with an inode number of its own (Linux 6.9).
-//! 2. Where the kernel has none, and by the path, whose directory only the manager's user can write to, it must be a process of that
-//!    user. A user that has no number in this user namespace is shown as [`OVERFLOW_UID`], and passes: the manager's often has none there.
+//! 1. The front has opened both sockets. The agent compares the process at the other end with the landmark on the board, which only the
+//!    manager's user can write to: each process has a pidfd with an inode number of its own (Linux 6.9).
+//! 2. Where the kernel has none, or the program no descriptor free, it must be a process of the manager's user. In another user namespace
+//!    the kernel shows other numbers for users, and the agent believes whoever answers.
 //!
 //! # Safety
 //! The structures have the kernel's layout and live on this stack.
@@ -16,8 +16,8 @@ use core::mem::size_of;
 
 use uzswap_proto::{Job, SOCKET_NAME, SOCKET_PATH};
 
-use crate::attach::{landmark_inode, owner, socket_path};
-use crate::sys::{self, EACCES, EINTR, call};
+use crate::attach::{is_in_managers_user_namespace, landmark_inode, owner, socket_path};
+use crate::sys::{self, EACCES, EINTR, EMFILE, ENFILE, call};
 
 /// `struct sockaddr_un`.
 #[repr(C)]
@@ -36,22 +36,21 @@ struct Credentials {
 }
 
 const AF_UNIX: u16 = 1;
-const OVERFLOW_UID: u32 = 65534;
 
-/// Connects to the job's manager: by the name of its abstract socket, or where that is not to be reached, by the path of another.
+/// Connects to the job's manager: by the name of its abstract socket, or where the agent does not reach that, by the path of another.
 ///
 /// # Errors
-/// The errno; EACCES if somebody else listens.
+/// The kernel's errno; EACCES if another process listens.
 pub fn connect(job: Job) -> Result<i32, isize> {
     let mut name = Address { family: AF_UNIX, path: [0; SOCKET_PATH] };
     name.path[1..=SOCKET_NAME].copy_from_slice(&job.socket_name());
-    connect_to(&name, size_of::<u16>() + 1 + SOCKET_NAME, is_landmark).or_else(|error| {
+    connect_to(&name, size_of::<u16>() + 1 + SOCKET_NAME).or_else(|error| {
         let file = Address { family: AF_UNIX, path: socket_path() };
-        if file.path[0] == 0 { Err(error) } else { connect_to(&file, size_of::<Address>(), is_of_owner) }
+        if file.path[0] == 0 { Err(error) } else { connect_to(&file, size_of::<Address>()) }
     })
 }
 
-fn connect_to(address: &Address, len: usize, is_managers: fn(i32) -> bool) -> Result<i32, isize> {
+fn connect_to(address: &Address, len: usize) -> Result<i32, isize> {
     const SEQPACKET_CLOEXEC: usize = 5 | 0o2_000_000;
     // SAFETY: no pointers.
     let socket = unsafe { call!(sys::SYS_SOCKET, AF_UNIX, SEQPACKET_CLOEXEC, 0) };
@@ -75,32 +74,36 @@ fn connect_to(address: &Address, len: usize, is_managers: fn(i32) -> bool) -> Re
     }
 }
 
-/// Whether the process that listens at the other end is the one on the board.
-fn is_landmark(socket: i32) -> bool {
+/// Whether the front listens at the other end.
+fn is_managers(socket: i32) -> bool {
     const SO_PEERPIDFD: i32 = 77;
     let inode = landmark_inode();
     let mut process = -1;
-    if inode == 0 || !ask(socket, SO_PEERPIDFD, &mut process) {
-        // No descriptor may be free.
-        return is_of_owner(socket);
+    let asked = if inode == 0 { -EMFILE } else { ask(socket, SO_PEERPIDFD, &mut process) };
+    match asked {
+        0 => {
+            let found = sys::inode_of(process);
+            // SAFETY: our own descriptor.
+            unsafe { call!(sys::SYS_CLOSE, process) };
+            found == Some(inode)
+        }
+        error if error == -EMFILE || error == -ENFILE => is_of_owner(socket),
+        // The front lives as long as it is to be reached.
+        _ => false,
     }
-    let found = sys::inode_of(process);
-    // SAFETY: our own descriptor.
-    unsafe { call!(sys::SYS_CLOSE, process) };
-    found == Some(inode)
 }
 
-/// Whether a process of the manager's user listens at the other end, or one whose user is not to be told.
+/// Whether a process of the manager's user listens at the other end, or one whose user cannot be told.
 fn is_of_owner(socket: i32) -> bool {
     const SO_PEERCRED: i32 = 17;
     let mut peer = Credentials::default();
-    ask(socket, SO_PEERCRED, &mut peer) && (peer.uid == owner() || peer.uid == OVERFLOW_UID)
+    ask(socket, SO_PEERCRED, &mut peer) == 0 && (peer.uid == owner() || !is_in_managers_user_namespace())
 }
 
-/// Fills `answer` with what the kernel says of `socket`; false if it says nothing.
-fn ask<T>(socket: i32, what: i32, answer: &mut T) -> bool {
+/// Fills `answer` with what the kernel says of `socket`; gives 0 or a negative errno.
+fn ask<T>(socket: i32, what: i32, answer: &mut T) -> isize {
     const SOL_SOCKET: i32 = 1;
     let mut len = size_of::<T>() as u32;
     // SAFETY: the kernel writes no more than `len` bytes.
-    unsafe { call!(sys::SYS_GETSOCKOPT, socket, SOL_SOCKET, what, &raw mut *answer, &raw mut len) == 0 }
+    unsafe { call!(sys::SYS_GETSOCKOPT, socket, SOL_SOCKET, what, &raw mut *answer, &raw mut len) }
 }

@@ -1,4 +1,4 @@
-//! What is done in `madvise` and `shmat` (`interposed`): hints of the program go to the manager.
+//! What is done in `madvise`, `process_madvise` and `shmat` (`interposed`): hints of the program go to the manager.
 //!
 //! `MADV_PAGEOUT` and `MADV_COLD` are followed by the manager. `MADV_WIPEONFORK` empties a range in forked children,
 //! which the manager cannot see; it brings the range back and leaves it alone from then on, before the kernel is told.
@@ -48,18 +48,64 @@ pub unsafe extern "C" fn own_madvise(address: usize, len: usize, advice: i32) ->
     // SAFETY: the program's own request.
     let result = unsafe { call!(sys::SYS_MADVISE, address, len, advice) };
     if result >= 0 {
-        if advice == MADV_GUARD_INSTALL && evicts() {
-            // SAFETY: the range has just been discarded, and has nothing but guards.
-            unsafe {
-                call!(sys::SYS_MADVISE, address, len, MADV_DONTNEED);
-                call!(sys::SYS_MADVISE, address, len, MADV_GUARD_INSTALL);
-            }
+        if advice == MADV_GUARD_INSTALL {
+            // SAFETY: just done.
+            unsafe { announce_guards(address, len) };
         }
         return 0;
     }
     // SAFETY: the program has called, in place of libc's function.
     unsafe { set_errno(-result as i32) };
     -1
+}
+
+/// Has the kernel announce what it has discarded under guards.
+///
+/// # Safety
+/// Of what was in the range nothing but guards is left.
+unsafe fn announce_guards(address: usize, len: usize) {
+    if evicts() {
+        // SAFETY: as the caller's.
+        unsafe {
+            call!(sys::SYS_MADVISE, address, len, MADV_DONTNEED);
+            call!(sys::SYS_MADVISE, address, len, MADV_GUARD_INSTALL);
+        }
+    }
+}
+
+/// As the libc's. Of a process that does not execute this, the manager is told nothing.
+///
+/// # Safety
+/// As the libc's: discarding advice discards memory.
+pub unsafe extern "C" fn own_process_madvise(
+    process: i32,
+    ranges: *const [usize; 2],
+    count: usize,
+    advice: i32,
+    flags: u32,
+) -> isize {
+    // SAFETY: the program's own request.
+    let result = unsafe { call!(sys::SYS_PROCESS_MADVISE, process, ranges, count, advice, flags) };
+    if result < 0 {
+        // SAFETY: the program has called, in place of libc's function.
+        unsafe { set_errno(-result as i32) };
+        return -1;
+    }
+    if advice == MADV_GUARD_INSTALL && sys::is_own(process) {
+        let mut left = result as usize;
+        for place in 0..count {
+            // SAFETY: the kernel has just read them, and advised the first `result` bytes.
+            unsafe {
+                let [address, len] = ranges.add(place).read();
+                announce_guards(address, len.min(left));
+                left = left.saturating_sub(len);
+            }
+            if left == 0 {
+                break;
+            }
+        }
+    }
+    result
 }
 
 /// As the libc's.

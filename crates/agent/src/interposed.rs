@@ -1,4 +1,4 @@
-//! What programs find in this library: `clone`, `madvise`, `prctl`, `shmat` and `syscall`, which come before all others of these names.
+//! What programs find in this library: `clone`, `madvise`, `prctl`, `process_madvise`, `shmat` and `syscall`, which come before all others of these names.
 //!
 //! A library of the program may have a function of such a name, too: one that watches the calls, or one that has nothing to do with
 //! libc's. Then the program wants that one, and the agent does without the call: [`find_next`] looks for it. That a filter of system
@@ -53,6 +53,7 @@ interposed!(
     "mov byte ptr [rip + {noted}], 1",
     "2:"
 );
+interposed!(process_madvise, NEXT_PROCESS_MADVISE, hints::own_process_madvise);
 interposed!(shmat, NEXT_SHMAT, hints::own_shmat);
 interposed!(
     syscall,
@@ -98,6 +99,7 @@ pub fn find_next() {
     find(c"clone", &NEXT_CLONE);
     find(c"madvise", &NEXT_MADVISE);
     find(c"prctl", &NEXT_PRCTL);
+    find(c"process_madvise", &NEXT_PROCESS_MADVISE);
     find(c"shmat", &NEXT_SHMAT);
     find(c"syscall", &NEXT_SYSCALL);
 }

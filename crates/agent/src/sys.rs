@@ -45,6 +45,7 @@ pub const SYS_FSTAT: usize = 5;
 pub const SYS_PIDFD_OPEN: usize = 434;
 pub const SYS_CLOSE_RANGE: usize = 436;
 pub const SYS_CLONE3: usize = 435;
+pub const SYS_PROCESS_MADVISE: usize = 440;
 pub const SYS_IO_SETUP: usize = 206;
 pub const SYS_IO_SUBMIT: usize = 209;
 pub const SYS_IO_URING_SETUP: usize = 425;
@@ -62,6 +63,8 @@ pub const SYS_OPENAT: usize = 257;
 pub const ESRCH: isize = 3;
 pub const EAGAIN: isize = 11;
 pub const EACCES: isize = 13;
+pub const ENFILE: isize = 23;
+pub const EMFILE: isize = 24;
 pub const EBUSY: isize = 16;
 pub const EFAULT: isize = 14;
 pub const EEXIST: isize = 17;
@@ -246,6 +249,16 @@ pub fn is_process(pid: i32, inode: u64) -> Option<bool> {
     }
 }
 
+/// Whether a pidfd is that of this process, or stands for whoever uses it (Linux 6.14). True also where that cannot be told.
+pub fn is_own(process: i32) -> bool {
+    const PIDFD_SELF_THREAD: i32 = -10000;
+    const PIDFD_SELF_PROCESS: i32 = -20000;
+    // SAFETY: no pointers.
+    let own = || unsafe { call!(SYS_GETPID) as i32 };
+    let is_given = |inode| is_process(own(), inode).unwrap_or(true);
+    matches!(process, PIDFD_SELF_THREAD | PIDFD_SELF_PROCESS) || inode_of(process).is_none_or(is_given)
+}
+
 /// The inode number of an open file.
 pub fn inode_of(descriptor: i32) -> Option<u64> {
     // `st_ino` is the second word of `struct stat`.
@@ -255,20 +268,26 @@ pub fn inode_of(descriptor: i32) -> Option<u64> {
     (result >= 0).then_some(stat[1])
 }
 
-/// Whether this process is in the pid namespace whose inode number is `inode`. False where that cannot be told. The kernel makes three
-/// files of /proc for the answer: it takes 15 microseconds.
-pub fn is_in_pid_namespace(inode: u64) -> bool {
-    const PREFIX: &[u8] = b"pid:[";
+/// Whether this process is in the namespace whose inode number is `inode`, of the kind that `kind`, as `pid`, and its `link` in /proc
+/// name. False where that cannot be told. The kernel makes three files of /proc for the answer: it takes 15 microseconds.
+pub fn is_in_namespace(link: &CStr, kind: &str, inode: u64) -> bool {
     let mut text = [0u8; 32];
     // SAFETY: a C string, and a buffer of the size that is said.
-    let len = unsafe { call!(SYS_READLINK, c"/proc/self/ns/pid".as_ptr(), text.as_mut_ptr(), text.len()) };
-    let Some(digits) = text.get(..len.max(0) as usize).and_then(|text| text.strip_prefix(PREFIX)) else { return false };
+    let len = unsafe { call!(SYS_READLINK, link.as_ptr(), text.as_mut_ptr(), text.len()) };
+    let Some(digits) = text
+        .get(..len.max(0) as usize)
+        .and_then(|text| text.strip_prefix(kind.as_bytes()))
+        .and_then(|text| text.strip_prefix(b":["))
+    else {
+        return false;
+    };
     let digits = digits.iter().take_while(|digit| digit.is_ascii_digit());
     digits.fold(0u64, |number, digit| number.wrapping_mul(10).wrapping_add(u64::from(digit - b'0'))) == inode
 }
 
-/// The first words of a structure of the program's, `len` bytes at `address`; `None` if it is shorter, or not to be read.
-pub fn words_at<const N: usize>(address: usize, len: usize) -> Option<[usize; N]> {
+/// The first words of a structure of the program's, `len` bytes at `address`; `None` if it is shorter, or if the kernel says that it cannot
+/// be read. `asks`: the kernel may be asked.
+pub fn words_at<const N: usize>(address: usize, len: usize, asks: bool) -> Option<[usize; N]> {
     let mut words = [0; N];
     let size = size_of_val(&words);
     if address == 0 || len < size {
@@ -276,12 +295,12 @@ pub fn words_at<const N: usize>(address: usize, len: usize) -> Option<[usize; N]
     }
     let (to, from) = ([words.as_mut_ptr() as usize, size], [address, size]);
     // SAFETY: the kernel writes to `words`, as many bytes as it has, and reads what can be read.
-    let result = unsafe { call!(SYS_PROCESS_VM_READV, call!(SYS_GETPID), &raw const to, 1, &raw const from, 1, 0) };
+    let ask = || unsafe { call!(SYS_PROCESS_VM_READV, call!(SYS_GETPID), &raw const to, 1, &raw const from, 1, 0) };
+    let result = if asks { ask() } else { -EACCES };
     match result {
         result if result == size as isize => Some(words),
         result if result >= 0 || result == -EFAULT => None,
-        // Not permitted to ask. The kernel is about to read it.
-        // SAFETY: as far as can be told.
+        // SAFETY: where the kernel does not tell, the program is believed, which has the kernel read it next.
         _ => Some(unsafe { (address as *const [usize; N]).read_unaligned() }),
     }
 }

@@ -21,8 +21,11 @@ use std::os::unix::fs::{DirBuilderExt, FileExt, MetadataExt, OpenOptionsExt, Per
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{FlockOperation, OFlags, flock};
-use uzswap_proto::{BOARD, BOARD_LANDMARK, BOARD_OWNER, BOARD_PID_NAMESPACE, BOARD_SOCKET_PATH, SOCKET_PATH};
+use uzswap_proto::{
+    BOARD, BOARD_LANDMARK, BOARD_OWNER, BOARD_PID_NAMESPACE, BOARD_SOCKET_PATH, BOARD_USER_NAMESPACE, SOCKET_PATH,
+};
 use uzswap_vm::sys::file::file_system;
+use uzswap_vm::sys::link::Listener;
 use uzswap_vm::sys::process::PidFd;
 
 /// How the names of agents begin.
@@ -107,6 +110,12 @@ fn prepare(directory: &Path) -> io::Result<bool> {
     }
 }
 
+/// What processes that have loaded the agent at `path` can reach: `by_name`, and a socket for those in other network namespaces, who run
+/// unmanaged if it cannot be had. To be called by the process that is on the board.
+pub fn listeners(by_name: Listener, path: &Path) -> Vec<Listener> {
+    [by_name].into_iter().chain(Listener::bind_path(&attach_socket(path)).ok()).collect()
+}
+
 /// Returns the name by which programs are to load the agent at `path`.
 pub fn preload_name(path: &Path) -> PathBuf {
     match (path.parent(), path.file_name()) {
@@ -130,7 +139,7 @@ pub fn socket_beside(agent: &Path) -> PathBuf {
     agent.with_extension("socket")
 }
 
-/// The agent for `path`, with this process, its user, its pid namespace and the path of its socket on the board.
+/// The agent for `path`, with this process, its user, its namespaces and the path of its socket on the board.
 fn inscribed(agent: &[u8], path: &Path) -> Vec<u8> {
     let mut agent = agent.to_vec();
     let Some(title) = board(&agent) else { return agent };
@@ -138,8 +147,10 @@ fn inscribed(agent: &[u8], path: &Path) -> Vec<u8> {
         let at = title + BOARD.len() + at;
         agent[at..at + bytes.len()].copy_from_slice(bytes);
     };
-    if let Ok(namespace) = fs::metadata("/proc/self/ns/pid") {
-        say(BOARD_PID_NAMESPACE, &namespace.ino().to_ne_bytes());
+    for (at, link) in [(BOARD_PID_NAMESPACE, "/proc/self/ns/pid"), (BOARD_USER_NAMESPACE, "/proc/self/ns/user")] {
+        if let Ok(namespace) = fs::metadata(link) {
+            say(at, &namespace.ino().to_ne_bytes());
+        }
     }
     let own = std::process::id();
     if let Some(inode) = PidFd::open(own as i32).ok().and_then(|process| process.inode()) {

@@ -68,13 +68,14 @@ pub fn run_daemon(
         Entrance::Open(listener) => Door::listen(listener).map_err(failed("the control socket"))?,
     };
     let agent = agent_file::place(agent, name).map_err(failed("the agent cannot be placed"))?;
+    let listeners = agent_file::listeners(listener, &agent);
     let signals = Signals::block(&[&STOPS[..], &[libc::SIGHUP, libc::SIGCHLD]].concat());
     let manager = job::clone_sharing_descriptors()
         .inspect_err(|_| front::remove_agent(&agent))
         .map_err(failed("the manager cannot be cloned"))?;
     if manager == 0 {
         let (config, door, serves) = (config.clone(), Some(door), Serves::All);
-        become_manager(Setup { config, name, listener, door, swap, agent, front, front_pid, bell, serves });
+        become_manager(Setup { config, name, listeners, door, swap, agent, front, front_pid, bell, serves });
     }
     let mut is_ready = false;
     loop {

@@ -182,6 +182,7 @@ pub fn run_job(config: &JobConfig, agent: &[u8], command: &[OsString]) -> Result
     let front = PidFd::open(front_pid).map_err(failed("pidfd_open"))?;
     let bell = front::Bell::new().map_err(failed("eventfd"))?;
     let agent = agent_file::place(agent, name).map_err(failed("the agent cannot be placed"))?;
+    let listeners = agent_file::listeners(listener, &agent);
     let mut config = config.clone();
     if config.control_fs {
         // What serves the files needs a socket, even if nobody else does.
@@ -200,7 +201,7 @@ pub fn run_job(config: &JobConfig, agent: &[u8], command: &[OsString]) -> Result
         .map_err(failed("the manager cannot be cloned"))?;
     if manager == 0 {
         let (config, serves) = (config.clone(), Serves::Job { job, warned, server });
-        become_manager(Setup { config, name, listener, door, swap, agent, front, front_pid, bell, serves });
+        become_manager(Setup { config, name, listeners, door, swap, agent, front, front_pid, bell, serves });
     }
     let (socket, not_inherited) = (config.control.clone(), config.not_inherited.clone());
     let program = front::Program { path, command: command.to_vec(), agent, job, socket, not_inherited };

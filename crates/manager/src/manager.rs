@@ -65,7 +65,7 @@ use crate::traced::Tracing;
 use crate::unmanaged::{LookedAt, Unmanaged};
 use crate::watch::Watch;
 use crate::watchdog::{self, Watchdog};
-use crate::{JobConfig, SwapConfig, agent_file, descriptors, front, pool_cap, pressure, retire, stall};
+use crate::{JobConfig, SwapConfig, descriptors, front, pool_cap, pressure, retire, stall};
 
 /// How long the control thread waits for something to do, and if nothing is to be tried again or to be written meanwhile.
 const PAUSE: Duration = Duration::from_millis(100);
@@ -98,7 +98,8 @@ pub struct Setup {
     pub config: JobConfig,
     /// Under which it listens for processes.
     pub name: u64,
-    pub listener: Listener,
+    /// Each opened by the front, whom programs know (`agent_file`).
+    pub listeners: Vec<Listener>,
     pub door: Option<Door>,
     pub swap: Option<DiskSwapFile>,
     pub agent: PathBuf,
@@ -202,7 +203,7 @@ enum Source {
 
 impl Manager {
     fn start(setup: Setup) -> std::io::Result<Manager> {
-        let Setup { config, name, listener, door, swap, agent, front, front_pid, bell, serves } = setup;
+        let Setup { config, name, listeners, door, swap, agent, front, front_pid, bell, serves } = setup;
         memory::raise_descriptor_limit();
         // Without the right to lock memory the manager works, but may be paged itself; `doctor` says so.
         let _ = memory::lock_all();
@@ -272,9 +273,6 @@ impl Manager {
             shrink_worker: shrink_worker.clone(),
         });
         let questions: Arc<Questions> = Arc::default();
-        // Without it, programs in other network namespaces run unmanaged.
-        let by_path = Listener::bind_path(&agent_file::attach_socket(&agent)).ok();
-        let listeners = [listener].into_iter().chain(by_path).collect();
         let reception = Arc::new(Reception::new(listeners, sessions.clone(), questions.clone(), front_pid)?);
         let manager = Manager {
             config,

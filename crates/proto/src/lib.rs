@@ -58,7 +58,7 @@ pub type Board = u8;
 /// How far behind the title of the board the inode number of the manager's pid namespace is, 8 bytes.
 pub const BOARD_PID_NAMESPACE: usize = 8;
 
-/// How far behind the title of the board the process of this pid namespace that listens at the abstract socket is, 16 bytes: its number there, and the inode number of a
+/// How far behind the title of the board the process of this pid namespace is that has opened the manager's sockets, 16 bytes: its number there, and the inode number of a
 /// pidfd for it, which no other process has until the machine restarts; 0 where the kernel gives pidfds none of their own (before
 /// Linux 6.9).
 pub const BOARD_LANDMARK: usize = 16;
@@ -66,9 +66,12 @@ pub const BOARD_LANDMARK: usize = 16;
 /// How far behind the title of the board the number of the manager's user is, 8 bytes.
 pub const BOARD_OWNER: usize = 32;
 
+/// How far behind the title of the board the inode number of the manager's user namespace is, 8 bytes.
+pub const BOARD_USER_NAMESPACE: usize = 40;
+
 /// How far behind the title of the board the path of the manager's socket is, [`SOCKET_PATH`] bytes, with a zero byte behind it.
 /// An abstract socket belongs to a network namespace; this one is tried where that is not to be reached.
-pub const BOARD_SOCKET_PATH: usize = 40;
+pub const BOARD_SOCKET_PATH: usize = 48;
 
 /// Length of the longest path of a unix socket, with the zero byte behind it.
 pub const SOCKET_PATH: usize = 108;

@@ -12,7 +12,7 @@ const WANTED: [&str; 7] =
     ["__clone", "__environ", "__errno_location", "__register_atfork", "_dl_find_object", "dlsym", "pthread_atfork"];
 
 /// What programs find in it.
-const OFFERED: [&str; 5] = ["clone", "madvise", "prctl", "shmat", "syscall"];
+const OFFERED: [&str; 6] = ["clone", "madvise", "prctl", "process_madvise", "shmat", "syscall"];
 
 const DT_NEEDED: u64 = 1;
 const DT_STRTAB: u64 = 5;

@@ -13,8 +13,8 @@ use std::time::{Duration, Instant};
 use uzswap_engine::{PAGE_SIZE, Slot};
 use uzswap_proto::{MAX_BATCH_PAGES, Run, STAGING_PAGES, evict, evicted, kind};
 
+use crate::events::wait_for_program;
 use crate::exit_words::tell_heads;
-use crate::fault::wait_for_program;
 use crate::pager::{Pager, Progress, read_pages};
 use crate::range::{Range, RangeSet};
 use crate::space::{Request, Space, State, Worker};

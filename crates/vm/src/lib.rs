@@ -31,6 +31,7 @@ pub mod pager;
 
 pub mod closing;
 mod crew;
+mod events;
 mod evict;
 mod exit_words;
 mod fault;

@@ -27,7 +27,7 @@ use uzswap_engine::{Group, Home, PAGE_SIZE, Page, Zswap};
 use uzswap_proto::{Nonce, kind};
 
 use crate::crew::Crew;
-use crate::fault::wait_for_program;
+use crate::events::wait_for_program;
 use crate::heirs::{self, Tie};
 use crate::huge::Collapses;
 use crate::owner::Owner;
@@ -412,7 +412,14 @@ impl Pager {
             if state.worker.is_some() {
                 continue;
             }
-            if space.uffd.probe(PAGE) == Probe::Gone {
+            let has_ended = || state.program.is_none_or(process::is_exiting);
+            let is_gone = match space.uffd.probe(PAGE) {
+                Probe::Gone => true,
+                // The kernel says that first, also when it is for ever.
+                Probe::Changing => has_ended() && space.uffd.has_no_memory(),
+                Probe::Registered | Probe::NotRegistered => false,
+            };
+            if is_gone {
                 if !state.unheard.is_empty() {
                     // It may have forked before it ended.
                     self.drain(&space, &mut state);
@@ -422,7 +429,7 @@ impl Pager {
                 dead.push(space.id);
             } else {
                 more = true;
-                if state.gone && state.program.is_none_or(process::is_exiting) {
+                if state.gone && has_ended() {
                     self.deny_waiting(&space, &mut state);
                 }
             }

@@ -208,6 +208,8 @@ pub(crate) struct State {
     pub heirs: Option<Arc<Heirs>>,
     /// When events were last read; `None` if the layout was found to be changing since.
     pub read_at: Option<Instant>,
+    /// Since when the kernel has refused to fill because the layout is changing; `None` if a fault was answered since.
+    pub changing_since: Option<Instant>,
     /// Whether this is a forked child of which no fault has been answered.
     pub is_new: bool,
     pub staging: Staging,
@@ -755,6 +757,9 @@ impl Space {
         match error {
             FillError::Changing | FillError::NoMemory => {
                 state.read_at = None;
+                if error == FillError::Changing {
+                    state.changing_since.get_or_insert_with(Instant::now);
+                }
                 return Outcome::Retry;
             }
             FillError::Gone | FillError::Refused(_) => state.gone = true,

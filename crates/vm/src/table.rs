@@ -149,30 +149,23 @@ impl PageTable {
 
     /// The pages of `range` that are not resident, in order.
     pub fn list(&self, range: Range) -> Vec<(u64, PageState)> {
-        if range.is_empty() {
-            return Vec::new();
-        }
-        (self.chunks.range(range.start / CHUNK..=(range.end - 1) / CHUNK))
+        self.within(range).collect()
+    }
+
+    /// The first page of `range` that is not resident.
+    pub fn first_away(&self, range: Range) -> Option<u64> {
+        self.within(range).next().map(|(page, _)| page)
+    }
+
+    fn within(&self, range: Range) -> impl Iterator<Item = (u64, PageState)> + '_ {
+        let chunks = (!range.is_empty()).then(|| self.chunks.range(range.start / CHUNK..=(range.end - 1) / CHUNK));
+        (chunks.into_iter().flatten())
             .flat_map(|(number, chunk)| {
                 let first = number * CHUNK;
                 let words = chunk.words.iter().enumerate().filter(|(_, word)| **word != 0);
                 words.map(move |(i, word)| (first + i as u64 * PAGE, unpack(*word)))
             })
-            .filter(|(address, _)| range.contains(*address))
-            .collect()
-    }
-
-    /// The first page of `range` that is not resident.
-    pub fn first_away(&self, range: Range) -> Option<u64> {
-        if range.is_empty() {
-            return None;
-        }
-        let mut chunks = self.chunks.range(range.start / CHUNK..=(range.end - 1) / CHUNK);
-        chunks.find_map(|(number, chunk)| {
-            let pages = (0u64..).map(|i| number * CHUNK + i * PAGE);
-            let mut away = pages.zip(&chunk.words).filter(|(page, word)| **word != 0 && range.contains(*page));
-            away.next().map(|(page, _)| page)
-        })
+            .filter(move |(address, _)| range.contains(*address))
     }
 
     /// How many pages of `range`, which lies in a naturally aligned folio of at most 2 MiB, are not resident.

@@ -18,7 +18,7 @@ use crate::pager::Pager;
 use crate::range::{Range, RangeSet};
 use crate::space::{Space, State};
 use crate::sys::uffd::Probe;
-use crate::{PAGE, fault::wait_for_program, visit};
+use crate::{PAGE, events::wait_for_program, visit};
 
 /// How often everything that passes for registered is asked about, at most; and how many times as long as that takes it is not.
 const INTERVAL: Duration = Duration::from_secs(1);

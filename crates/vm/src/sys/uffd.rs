@@ -270,6 +270,14 @@ impl Uffd {
         }
     }
 
+    /// Returns whether the address space is gone, even if a change of its layout has never come to an end. It waits for changes that are
+    /// under way: to be asked of a process that has ended.
+    pub fn has_no_memory(&self) -> bool {
+        // Nothing can be mapped at page 1 that is watched: EINVAL where there is memory.
+        let error = self.ioctl(UFFDIO_UNREGISTER, &mut [PAGE, PAGE]).err();
+        error.and_then(|error| error.raw_os_error()) == Some(libc::ENOMEM)
+    }
+
     /// Sets `O_NONBLOCK`: without it the kernel reports the userfaultfd as ready (`POLLERR`) whether or not there is something to read. A
     /// process can create its userfaultfd without it, and then so are those of its forked children.
     pub fn make_nonblocking(&self) {

@@ -1,0 +1,252 @@
+//! Out of the program: what the kernel tells of changes of an address space's layout, and of its forks.
+//!
+//! 1. [`Pager::drain`] reads all messages, under the lock of the address space, until the layout has settled. It puts faults with those that
+//!    wait for an answer (`fault`).
+//! 2. Of what was announced it takes out what the kernel did not do (`refused`), and puts the rest into the order in which it happened
+//!    (`epoch`).
+//! 3. It applies the changes in this order, and takes each forked child under management where it lies between them.
+
+use std::io;
+use std::time::Instant;
+
+use crate::PAGE;
+use crate::epoch::{self, Change, Event, Order};
+use crate::evict::STORE_PAGES;
+use crate::heirs::{self, Heirs};
+use crate::noisy::SETTLES_WITHIN;
+use crate::pager::{NO_ROOM, Pager, read_pages, with_buffer};
+use crate::range::{Range, RangeSet};
+use crate::refused;
+use crate::space::{Fault, Space, State};
+use crate::sys::uffd::{FillError, Message, Probe, Uffd};
+use crate::table::PageState;
+
+impl Pager {
+    /// Reads all there is to read, applies changes of the layout and forks, and leaves the faults in `waiting`. Tells
+    /// whether there was anything.
+    pub(crate) fn drain(&self, space: &Space, state: &mut State) -> bool {
+        // What is being filled is filled as the layout was before anything of this is known. Nobody begins meanwhile.
+        // It is soon done, mostly before one would be asleep.
+        const LOOKS: usize = 100;
+        for look in 0.. {
+            if space.fills.try_write().is_some() {
+                break;
+            }
+            if state.unheard.is_empty() && !space.uffd.is_readable() {
+                return false;
+            }
+            if look == LOOKS {
+                drop(space.fills.write());
+                break;
+            }
+            std::thread::yield_now();
+        }
+        let (mut events, mut forks): (Vec<Event>, Vec<Uffd>) = Default::default();
+        let (mut news, mut tries, mut begun, mut noted, mut asked) = (false, 0, None, 0, 0);
+        let mut messages = std::mem::take(&mut state.unheard);
+        // One whose events have no end is read as fast as can be.
+        let is_noisy = space.noise.is_noisy();
+        let mut now = Instant::now();
+        let mut may_fork = state.may_fork(now) && !is_noisy;
+        loop {
+            let read_all = match heirs::read(&space.uffd, state.heirs.as_deref(), &mut messages, may_fork) {
+                Ok(read_all) => read_all,
+                Err(error) => {
+                    forks.extend(messages.drain(..).filter_map(Message::into_child));
+                    self.give_up(space, state, forks, &format!("its memory events cannot be read: {error}"));
+                    return false;
+                }
+            };
+            news |= !messages.is_empty();
+            for message in messages.drain(..) {
+                match message {
+                    Message::Fault { address, write, tid } => {
+                        let (stalls, insists) = (false, false);
+                        state.hear_of(Fault { page: address, write, tid, since: now, stalls, insists });
+                    }
+                    Message::Change(change) => {
+                        if let Change::Remove(range) = change {
+                            // The discard goes on as soon as it has been announced.
+                            state.await_removal(range);
+                        }
+                        events.push(Event { change, forks_read: forks.len() });
+                    }
+                    Message::Fork(child) => {
+                        child.make_nonblocking();
+                        forks.push(child);
+                    }
+                }
+            }
+            if !read_all {
+                continue;
+            }
+            let order = match refused::take_out(space, state, &mut events, &mut asked) {
+                true => self.order(space, state, &events, forks.len()),
+                false => Order::Later,
+            };
+            match order {
+                Order::Found(ordered) => {
+                    self.settle(space, state, ordered, forks);
+                    return news;
+                }
+                Order::TooMany => {
+                    self.give_up(space, state, forks, "its threads change its memory layout without a pause");
+                    return false;
+                }
+                Order::Later => {}
+            }
+            if begun.get_or_insert_with(Instant::now).elapsed() > SETTLES_WITHIN {
+                space.note_changes(events.len().saturating_sub(noted));
+                noted = events.len();
+            }
+            wait_for_program(&space.uffd, &mut tries);
+            now = Instant::now();
+            may_fork = !is_noisy;
+        }
+    }
+
+    /// Kills a process of whose memory nothing certain is known any more. Its children that were just forked get an error where they
+    /// miss contents: were their userfaultfds closed, they would read zeros.
+    pub(crate) fn give_up(&self, space: &Space, state: &mut State, forks: Vec<Uffd>, why: &str) {
+        self.host.kill(space.id, why);
+        state.gone = true;
+        forks.into_iter().for_each(|child| self.forsake(space, state, child));
+    }
+
+    /// What was read, in order.
+    fn order(&self, space: &Space, state: &State, events: &[Event], forks: usize) -> Order {
+        if events.len() + forks == 0 {
+            return Order::Found(Vec::new());
+        }
+        match space.uffd.probe(PAGE) {
+            Probe::Changing => Order::Later,
+            Probe::Gone => Order::Found(events.to_vec()),
+            _ => epoch::order(&state.registered, events, |address| is_registered(&space.uffd, address)),
+        }
+    }
+
+    /// Applies what was read in an epoch.
+    fn settle(&self, space: &Space, state: &mut State, ordered: Vec<Event>, forks: Vec<Uffd>) {
+        let (mut rest, had_forks) = (ordered, !forks.is_empty());
+        for (number, child) in forks.into_iter().enumerate() {
+            let mut said = Vec::new();
+            let inherited = |address| was_inherited(&child, address, &mut said, state.heirs.as_deref());
+            let (before, after) = epoch::split(&state.registered, rest, number, inherited);
+            before.into_iter().for_each(|event| state.apply(&self.engine, event.change));
+            if number == 0 {
+                // Most children are there by now, and what follows takes milliseconds.
+                state.heirs.iter().for_each(|heirs| heirs.tie_if_few());
+            }
+            self.fork(space, state, child, said);
+            rest = after;
+        }
+        rest.into_iter().for_each(|event| state.apply(&self.engine, event.change));
+        state.epoch += 1;
+        if had_forks {
+            state.heirs.iter().for_each(|heirs| heirs.tidy());
+        }
+    }
+
+    /// Takes a forked child, which has hardly run yet, under management.
+    fn fork(&self, space: &Space, state: &mut State, child: Uffd, said: Vec<Message>) {
+        if state.gone || !self.has_room(&space.owner) {
+            if !std::mem::replace(&mut state.gone, true) {
+                self.host.kill(space.id, &format!("it forked, and {NO_ROOM}"));
+            }
+            // Those that it has forked itself by now miss the same contents.
+            let children = said.into_iter().filter_map(Message::into_child).chain([child]);
+            return children.for_each(|child| self.forsake(space, state, child));
+        }
+        let wiped = self.wiped_in_child(state);
+        self.flush_staging(space, state, &child, &wiped);
+        let mut inherited = State { unheard: said, ..state.inherit(&self.engine) };
+        wiped.iter().for_each(|range| inherited.empty(&self.engine, range));
+        let (child, added) = self.register(child, inherited, space.account(), space.owner.clone());
+        state.heirs.iter().for_each(|heirs| heirs.note(&child));
+        child.noise.inherit(&space.noise);
+        if let Err(error) = added {
+            self.host.kill(space.id, &format!("no room for one more process: {error}"));
+        }
+    }
+
+    /// Stores all staged pages at once, so that a child can share them. What the engine refuses goes to both. A page that cannot be
+    /// read is denied to the child: it would read zeros. In `wiped` it reads zeros by rights.
+    fn flush_staging(&self, space: &Space, state: &mut State, child: &Uffd, wiped: &RangeSet) {
+        let staged: Vec<(u32, u64)> = state.staging.iter().collect();
+        let Some(worker) = state.worker.clone() else {
+            deny(child, &staged, wiped);
+            return;
+        };
+        for group in staged.chunks(STORE_PAGES) {
+            let sequences: Vec<u32> = group.iter().map(|&(sequence, _)| sequence).collect();
+            let read = with_buffer(group.len(), |data| {
+                read_pages(&worker, &sequences, data.as_flattened_mut())?;
+                let homes = self.homes(space, &worker, &sequences);
+                for ((&(sequence, page), &home), data) in group.iter().zip(&homes).zip(data.iter()) {
+                    if let Ok(slot) = self.engine.swap_out(data, home) {
+                        state.staging.clear(sequence);
+                        state.table.set(page, PageState::Stored(slot));
+                    } else if !wiped.contains(page)
+                        && child.copy(page, data).1.is_some_and(|error| error != FillError::Exists)
+                    {
+                        self.host.kill(space.id, "it forked while neither pool nor swap file had room");
+                        deny(child, &[(sequence, page)], wiped);
+                    }
+                }
+                io::Result::Ok(())
+            });
+            if read.is_err() {
+                self.host.kill(space.id, "a staged page could not be read back");
+                deny(child, group, wiped);
+            }
+        }
+    }
+}
+
+/// Has a forked child get SIGBUS for these pages, whose contents are lost to it, but for those in `wiped`.
+fn deny(child: &Uffd, staged: &[(u32, u64)], wiped: &RangeSet) {
+    for &(_, page) in staged.iter().filter(|(_, page)| !wiped.contains(*page)) {
+        // A page that is there by now is the child's own.
+        let _ = child.poison(page);
+    }
+}
+
+/// Whether a forked child has inherited `address` registered. What the child says meanwhile is added to `said`: were it
+/// not read, the child could not go on, and what it changes itself says nothing of what it has inherited.
+fn was_inherited(child: &Uffd, address: u64, said: &mut Vec<Message>, heirs: Option<&Heirs>) -> Option<bool> {
+    let mut tries = 0;
+    loop {
+        match child.probe(address) {
+            Probe::Changing => {
+                // An error is told again to the thread that reads next.
+                let _ = heirs::read(child, heirs, said, true);
+                wait_for_program(child, &mut tries);
+            }
+            Probe::Gone => return None,
+            probe => {
+                let changed = |message: &Message| matches!(message, Message::Change(change) if change.touches(Range::page(address)));
+                return (!said.iter().any(changed)).then_some(probe == Probe::Registered);
+            }
+        }
+    }
+}
+
+/// Whether `address` lies in a mapping registered with `uffd`, if that can be told.
+fn is_registered(uffd: &Uffd, address: u64) -> Option<bool> {
+    match uffd.probe(address) {
+        Probe::Registered => Some(true),
+        Probe::NotRegistered => Some(false),
+        Probe::Changing | Probe::Gone => None,
+    }
+}
+
+/// The layout settles when a thread of the program, which has just been woken, has run: soon.
+pub(crate) fn wait_for_program(uffd: &Uffd, tries: &mut u32) {
+    const YIELDS: u32 = 50;
+    *tries += 1;
+    if *tries < YIELDS {
+        std::thread::yield_now();
+    } else {
+        uffd.wait(1);
+    }
+}
