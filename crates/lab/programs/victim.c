@@ -35,6 +35,7 @@
 #define THREADS 3
 #define DEPTH 3
 #define HISTORY 6
+#define LAST_ADDRESS 0x7ffffffff000UL
 
 struct page {
 	uint64_t key;			/* 0: zeros */
@@ -545,6 +546,25 @@ static int do_munmap(struct region *r)
 	if (mprotect(at, count * PAGE, PROT_READ | PROT_WRITE))
 		fail("mprotect");
 	zeros(r, first, count);
+	return 0;
+}
+
+/* The kernel announces what lies from a page on up to the end of all addresses as unmapped, and then finds that there is less memory than
+ * that. (Under vm.overcommit_memory=1 it would do it.) */
+static int do_refused(struct region *r)
+{
+	size_t first, count = run(r, 1, &first);
+	char *at = r->memory + first * PAGE, mode = 0;
+	int file = open("/proc/sys/vm/overcommit_memory", O_RDONLY | O_CLOEXEC);
+
+	(void)count;
+	if (file < 0 || read(file, &mode, 1) != 1 || mode == '1') {
+		close(file);
+		return -1;
+	}
+	close(file);
+	if (mmap(at, LAST_ADDRESS - (uintptr_t)at, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) != MAP_FAILED)
+		fail("mmap of all that is there");
 	return 0;
 }
 
@@ -1149,7 +1169,7 @@ static const struct {
 	{ "map-over", do_map_over, 3 }, { "mntns", do_mntns, 1 }, { "signal-storm", do_signal_storm, 1 },
 	{ "wipeonfork", do_wipeonfork, 3 }, { "guard", do_guard, 4 }, { "mremap-move", do_mremap_move, 3 },
 	{ "mremap-grow", do_mremap_grow, 3 }, { "dontunmap", do_dontunmap, 3 }, { "map-fixed", do_map_fixed, 4 },
-	{ "munmap", do_munmap, 4 }, { "mprotect", do_mprotect, 4 }, { "brk", do_brk, 2 }, { "mlock", do_mlock, 2 },
+	{ "munmap", do_munmap, 4 }, { "refused", do_refused, 2 }, { "mprotect", do_mprotect, 4 }, { "brk", do_brk, 2 }, { "mlock", do_mlock, 2 },
 	{ "fork", do_fork, 6 }, { "raw-clone", do_raw_clone, 3 }, { "userns", do_userns, 1 }, { "netns", do_netns, 1 },
 	{ "pidns", do_pidns, 1 }, { "vfork", do_vfork, 2 }, { "spawn", do_spawn, 2 }, { "exec", do_exec, 2 },
 	{ "core", do_core, 1 }, { "rlimit", do_rlimit, 1 }, { "vm-readv", do_vm_readv, 2 }, { "ptrace", do_ptrace, 2 },

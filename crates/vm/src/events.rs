@@ -80,7 +80,8 @@ impl Pager {
             if !read_all {
                 continue;
             }
-            let order = match refused::take_out(space, state, &mut events, &mut asked) {
+            let ask = |page| space.uffd.is_watched(page);
+            let order = match refused::take_out(state, &mut events, &mut asked, !forks.is_empty(), ask) {
                 true => self.order(space, state, &events, forks.len()),
                 false => Order::Later,
             };
