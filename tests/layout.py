@@ -93,7 +93,8 @@ def own_names(context: Context, test):
 
 
 CHANGES = ("advice", "discard", "process-madvise", "process-vm-writev", "mprotect", "pkey", "mseal", "mbind", "migrate", "prctl",
-           "remap-file-pages", "droppable", "vmsplice", "userfaultfd", "grow-over-remap", "guards-by-syscall")
+           "remap-file-pages", "droppable", "vmsplice", "userfaultfd", "shrink-and-grow", "grow-over-remap",
+           "grow-over-remap-without-descriptors", "guards-by-syscall")
 
 
 @test("changes", 60, beside=True)

@@ -8,6 +8,7 @@
 #include <signal.h>
 #include <sys/ioctl.h>
 #include <sys/prctl.h>
+#include <sys/resource.h>
 #include <sys/shm.h>
 #include <sys/syscall.h>
 #include <sys/uio.h>
@@ -305,7 +306,7 @@ static void own_userfaultfd(size_t first)
 /* Shared memory over private memory, gone again, and the mapping before it grows over the place at once. */
 static void grow_over_remap(size_t first)
 {
-	char *room = mmap(NULL, 3 * LEN, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0), *low, *high;
+	char *room = mmap(NULL, 3 * LEN, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0), *low, *high, *middle;
 	int id = shmget(IPC_PRIVATE, LEN, IPC_CREAT | 0600);
 
 	(void)first;
@@ -322,7 +323,54 @@ static void grow_over_remap(size_t first)
 		die("mremap");
 	zeros(high, "grown over what was replaced");
 	pages_expect(low, SOME, 5, "before what was replaced");
-	munmap(room, 3 * LEN);
+	/* A hole into which the kernel puts a mapping so that it overlaps the place. */
+	middle = room + LEN + LEN / 2;
+	id = shmget(IPC_PRIVATE, LEN, IPC_CREAT | 0600);
+	if (munmap(room, 3 * LEN) || shmat(id, middle + 1, SHM_REMAP | SHM_RND) != middle || shmctl(id, IPC_RMID, NULL))
+		die("shmat into a hole");
+	pages_fill(middle, SOME, 7);
+	pages_expect(middle, SOME, 7, "shared, in a hole");
+	if (shmdt(middle) || shmat(id, middle + 1, SHM_REMAP) != (void *)-1 || errno != EINVAL)
+		die("shmdt");
+}
+
+/* The same with no descriptor left. */
+static void grow_over_remap_without_descriptors(size_t first)
+{
+	struct rlimit usual, none;
+
+	if (getrlimit(RLIMIT_NOFILE, &usual))
+		die("getrlimit");
+	none = usual;
+	none.rlim_cur = 0;
+	setrlimit(RLIMIT_NOFILE, &none);
+	grow_over_remap(first);
+	setrlimit(RLIMIT_NOFILE, &usual);
+}
+
+/* A mapping shrinks, its end being paged out, and grows in place at once; and over its neighbour, which is gone. */
+static void shrink_and_grow(size_t first)
+{
+	char *room = mmap(NULL, 3 * LEN, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0), *low, *high;
+
+	(void)first;
+	if (room == MAP_FAILED)
+		die("mmap");
+	low = map_at(room, 2 * LEN);
+	high = low + LEN;
+	munmap(high + LEN, LEN);
+	for (int by_munmap = 0; by_munmap < 2; by_munmap++) {
+		pages_fill(low, SOME, 5);
+		pages_fill(high, SOME, 5000);
+		madvise(high, LEN, MADV_PAGEOUT);
+		if (by_munmap ? munmap(high, LEN) : mremap(low, 2 * LEN, LEN, 0) != low)
+			die("munmap");
+		if (mremap(low, LEN, 2 * LEN, 0) != low)
+			die("mremap");
+		zeros(high, "grown again");
+		pages_expect(low, SOME, 5, "before what was unmapped");
+	}
+	munmap(room, 2 * LEN);
 }
 
 /* Guards come and go by libc's syscall() between two looks. */
@@ -347,7 +395,8 @@ static const struct {
 	{ "process-vm-writev", write_by_another, 0 }, { "mprotect", protect, 0 }, { "pkey", key, 0 }, { "mseal", seal, 0 },
 	{ "mbind", policy, 0 }, { "migrate", migrate, 0 }, { "prctl", brk_by_prctl, 0 }, { "remap-file-pages", remap_pages, 0 },
 	{ "droppable", droppable, 0 }, { "vmsplice", splice_out, 0 }, { "userfaultfd", own_userfaultfd, 1 },
-	{ "grow-over-remap", grow_over_remap, 0 }, { "guards-by-syscall", guards_by_syscall, 1 },
+	{ "shrink-and-grow", shrink_and_grow, 0 }, { "grow-over-remap", grow_over_remap, 0 },
+	{ "grow-over-remap-without-descriptors", grow_over_remap_without_descriptors, 0 }, { "guards-by-syscall", guards_by_syscall, 1 },
 };
 
 int main(int argc, char **argv)

@@ -475,6 +475,27 @@ static int do_mremap_grow(struct region *r)
 	return 0;
 }
 
+/* Gives the end of the region up, and has the page before it grow over the place at once: no contents come back. */
+static int do_mremap_shrink(struct region *r)
+{
+	size_t count = 1 + pick(r, r->pages < 64 ? r->pages - 1 : 63), left = r->pages - count;
+	char *last = r->memory + (left - 1) * PAGE, *copy;
+
+	if (!is_one_mapping(last, (1 + count) * PAGE) || mremap(last, (1 + count) * PAGE, PAGE, 0) == MAP_FAILED)
+		return -1;
+	if (mremap(last, PAGE, (1 + count) * PAGE, 0) == MAP_FAILED) {
+		/* Another thread has mapped something there. */
+		copy = map(r->pages, PROT_READ | PROT_WRITE);
+		if (copy == MAP_FAILED)
+			fail("mmap");
+		memcpy(copy, r->memory, left * PAGE);
+		munmap(r->memory, left * PAGE);
+		r->memory = copy;
+	}
+	zeros(r, left, count);
+	return 0;
+}
+
 /* Moves a run away, leaving its range mapped, and back again. */
 static int do_dontunmap(struct region *r)
 {
@@ -1168,7 +1189,8 @@ static const struct {
 	{ "advices", do_advices, 2 }, { "dontneed-locked", do_dontneed_locked, 2 }, { "process-madvise", do_process_madvise, 2 },
 	{ "map-over", do_map_over, 3 }, { "mntns", do_mntns, 1 }, { "signal-storm", do_signal_storm, 1 },
 	{ "wipeonfork", do_wipeonfork, 3 }, { "guard", do_guard, 4 }, { "mremap-move", do_mremap_move, 3 },
-	{ "mremap-grow", do_mremap_grow, 3 }, { "dontunmap", do_dontunmap, 3 }, { "map-fixed", do_map_fixed, 4 },
+	{ "mremap-grow", do_mremap_grow, 3 }, { "mremap-shrink", do_mremap_shrink, 3 },
+	{ "dontunmap", do_dontunmap, 3 }, { "map-fixed", do_map_fixed, 4 },
 	{ "munmap", do_munmap, 4 }, { "refused", do_refused, 2 }, { "mprotect", do_mprotect, 4 }, { "brk", do_brk, 2 }, { "mlock", do_mlock, 2 },
 	{ "fork", do_fork, 6 }, { "raw-clone", do_raw_clone, 3 }, { "userns", do_userns, 1 }, { "netns", do_netns, 1 },
 	{ "pidns", do_pidns, 1 }, { "vfork", do_vfork, 2 }, { "spawn", do_spawn, 2 }, { "exec", do_exec, 2 },

@@ -13,10 +13,12 @@
 //!   unmap, too, may belong before.) That order is taken after which just that is registered which is;
 //! - a fork: it lies somewhere between two changes of those that have to do with each other. The child, which has hardly run
 //!   yet, shows where: what is registered in it is what was registered then. Of a discard it shows nothing, and of a remap to where
-//!   something else had been nothing certain; there the order of reading stands.
+//!   something else had been, or of an unmap of a place that a mapping may have grown over since, nothing certain; there the order of
+//!   reading stands.
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use crate::PAGE;
 use crate::range::{Range, RangeSet};
 
 /// A change of the layout of an address space.
@@ -75,6 +77,12 @@ pub struct Event {
     pub change: Change,
     /// How many forks of the same epoch were read before it.
     pub forks_read: usize,
+}
+
+impl Event {
+    pub fn new(change: Change, forks_read: usize) -> Event {
+        Event { change, forks_read }
+    }
 }
 
 /// What is registered within `window` after `changes`, if `registered` was before them.
@@ -178,19 +186,29 @@ fn of(events: &[Event], places: &[usize]) -> Vec<Event> {
 }
 
 /// Splits `ordered` into what happened before the fork that was read as number `fork` of the epoch, and what happened
-/// after it. `in_child` tells whether an address lies in a mapping that the child has inherited registered, if that can
-/// be told.
+/// after it. `in_child` tells whether an address lies in a mapping that the child has inherited registered, and `in_parent` whether it lies
+/// in one now, if that can be told.
 pub fn split(
     registered: &RangeSet,
     ordered: Vec<Event>,
     fork: usize,
     mut in_child: impl FnMut(u64) -> Option<bool>,
+    mut in_parent: impl FnMut(u64) -> Option<bool>,
 ) -> (Vec<Event>, Vec<Event>) {
     let mut inherited = vec![false; ordered.len()];
     for places in entangled(&ordered) {
         let events = of(&ordered, &places);
-        let parts = parts(registered, &events).into_iter();
-        let evidence = parts.filter_map(|at| in_child(at).map(|is| (at, is))).collect();
+        let mut may_be_in_parent = |at| {
+            let changes = events.iter().filter(|event| event.change.touches(Range::page(at)));
+            changes.count() > 1 || in_parent(at) != Some(false)
+        };
+        let evidence = parts(registered, &events).into_iter().filter_map(|at| {
+            let is_there = in_child(at)?;
+            // A mapping grows upwards.
+            let may_have_grown = is_there && may_be_in_parent(at) && in_child(at.saturating_sub(PAGE)) == Some(true);
+            Some(Evidence { at, is_there, may_have_grown })
+        });
+        let evidence = evidence.collect();
         let mut past = Past { registered, events, fork, evidence, tries: 0, best: None };
         past.search(&mut Vec::new());
         let (_, found) = past.best.expect("that nothing was inherited is always possible");
@@ -224,14 +242,22 @@ fn parts(registered: &RangeSet, events: &[Event]) -> Vec<u64> {
     bounds.into_iter().filter(|&at| changes().any(|change| change.touches(Range::page(at)))).take(ENOUGH).collect()
 }
 
+/// What the child says of an address.
+struct Evidence {
+    at: u64,
+    /// It is registered there.
+    is_there: bool,
+    /// A mapping may have grown over it before the fork.
+    may_have_grown: bool,
+}
+
 /// Looks for which of a set of entangled events a fork came after.
 struct Past<'a> {
     registered: &'a RangeSet,
     /// In order.
     events: Vec<Event>,
     fork: usize,
-    /// What is registered in the child, and what is not.
-    evidence: Vec<(u64, bool)>,
+    evidence: Vec<Evidence>,
     tries: usize,
     /// What speaks least against, and how much does.
     best: Option<(Objections, Vec<bool>)>,
@@ -242,7 +268,7 @@ struct Past<'a> {
 struct Objections {
     /// Parts that it would have to have, and has not.
     missing: usize,
-    /// Parts that it has, and that could not be there but by a growth that we have not heard of.
+    /// Parts that it has, and that could not be there.
     unknown: usize,
     /// Changes read before the fork and not inherited, or the other way about.
     misread: usize,
@@ -290,11 +316,11 @@ impl Past<'_> {
             next.and_then(|event| event.change.vacates()).is_some_and(|range| range.contains(at))
         };
         let mut objections = Objections::default();
-        for &(at, is) in &self.evidence {
-            if !is && holds(self.registered, &before, at, Source::Unmapped) {
+        for &Evidence { at, is_there, may_have_grown } in &self.evidence {
+            if !is_there && holds(self.registered, &before, at, Source::Unmapped) {
                 objections.missing += 1;
             }
-            if is && !holds(self.registered, &before, at, Source::Left) && !is_vacated(at) {
+            if is_there && !may_have_grown && !holds(self.registered, &before, at, Source::Left) && !is_vacated(at) {
                 objections.unknown += 1;
             }
         }
@@ -433,7 +459,7 @@ mod tests {
     }
 
     fn events(changes: &[Change]) -> Vec<Event> {
-        changes.iter().map(|&change| Event { change, forks_read: 0 }).collect()
+        changes.iter().map(|&change| Event::new(change, 0)).collect()
     }
 
     fn changes(events: Vec<Event>) -> Vec<Change> {
@@ -457,7 +483,7 @@ mod tests {
     /// How many of `ordered` happened before a fork that was read after all of them, and by which a child came to be in
     /// which `inherited` is registered.
     fn before_fork(before: &RangeSet, ordered: &[Change], inherited: &RangeSet) -> Vec<Change> {
-        changes(split(before, events(ordered), 0, |address| Some(inherited.contains(address))).0)
+        changes(split(before, events(ordered), 0, |address| Some(inherited.contains(address)), |_| Some(false)).0)
     }
 
     #[test]
@@ -465,17 +491,21 @@ mod tests {
         // One thread forks and then moves A to where another has just unmapped B. The child has both as they were.
         let both = registered(&[(A, LEN), (B, LEN)]);
         let read = |forks_read| -> Vec<Event> {
-            [unmap(B, LEN), remap(A, B)].map(|change| Event { change, forks_read }).into()
+            [unmap(B, LEN), remap(A, B)].map(|change| Event::new(change, forks_read)).into()
         };
-        let inherited = |forks_read| split(&both, read(forks_read), 0, |address| Some(both.contains(address))).0;
+        let inherited =
+            |forks_read| split(&both, read(forks_read), 0, |address| Some(both.contains(address)), |_| Some(false)).0;
         assert_eq!(inherited(1), []);
         // The same before the fork, with MREMAP_DONTUNMAP: the child has A, empty, and in the place of B what was A.
         assert_eq!(inherited(0), read(0));
         // Where nothing was before, the move is certain, whenever it was read.
-        let read = vec![Event { change: remap(A, C), forks_read: 1 }];
+        let read = vec![Event::new(remap(A, C), 1)];
         let in_child = registered(&[(A, LEN), (C, LEN)]);
         let before = registered(&[(A, LEN)]);
-        assert_eq!(split(&before, read.clone(), 0, |address| Some(in_child.contains(address))).0, read);
+        assert_eq!(
+            split(&before, read.clone(), 0, |address| Some(in_child.contains(address)), |_| Some(false)).0,
+            read
+        );
     }
 
     #[test]
@@ -582,8 +612,8 @@ mod tests {
     fn what_a_child_never_had_was_not_taken_from_it() {
         let before = registered(&[(A, LEN)]);
         let inherited = |forks_read, last| {
-            let read = [remap(A, B), last].map(|change| Event { change, forks_read }).to_vec();
-            changes(split(&before, read, 0, |address| Some(before.contains(address))).0)
+            let read = [remap(A, B), last].map(|change| Event::new(change, forks_read)).to_vec();
+            changes(split(&before, read, 0, |address| Some(before.contains(address)), |_| Some(false)).0)
         };
         for last in [remap(B, C), unmap(B + 0x2000, 0x2000)] {
             assert_eq!((inherited(0, last), inherited(1, last)), (vec![], vec![]));
@@ -596,7 +626,10 @@ mod tests {
         // It has gone where the child has it, and from there on.
         let read = events(&[remap(A, B), remap(B, C)]);
         let in_child = registered(&[(B, LEN)]);
-        assert_eq!(changes(split(&before, read, 0, |address| Some(in_child.contains(address))).0), [remap(A, B)]);
+        assert_eq!(
+            changes(split(&before, read, 0, |address| Some(in_child.contains(address)), |_| Some(false)).0),
+            [remap(A, B)]
+        );
     }
 
     /// What costs twice as much with each change would never end.
@@ -605,7 +638,7 @@ mod tests {
         let before = registered(&[(A, LEN)]);
         let read = events(&[[remap(A, B), remap(B, A)]; 500].concat());
         assert_eq!(found(order(&before, &read, |_| Some(true))), read);
-        assert_eq!(split(&before, read.clone(), 0, |address| Some(before.contains(address))).0, read);
+        assert_eq!(split(&before, read.clone(), 0, |address| Some(before.contains(address)), |_| Some(false)).0, read);
     }
 
     /// A search that never came to its first order would be begun anew for ever.
@@ -627,21 +660,34 @@ mod tests {
     #[test]
     fn what_was_at_the_target_need_not_have_been_known() {
         let (known, both) = (registered(&[(A, LEN)]), registered(&[(A, LEN), (B, LEN)]));
-        let read = |forks_read| [unmap(B, LEN), remap(A, B)].map(|change| Event { change, forks_read }).to_vec();
-        let inherited = |forks_read| split(&known, read(forks_read), 0, |address| Some(both.contains(address))).0;
+        let read = |forks_read| [unmap(B, LEN), remap(A, B)].map(|change| Event::new(change, forks_read)).to_vec();
+        let inherited =
+            |forks_read| split(&known, read(forks_read), 0, |address| Some(both.contains(address)), |_| Some(false)).0;
         assert_eq!(changes(inherited(1)), []);
         assert_eq!(changes(inherited(0)), [unmap(B, LEN), remap(A, B)]);
+    }
+
+    /// The end of a mapping is unmapped, the rest grows over it, and the program forks: the child finds it registered, and empty.
+    #[test]
+    fn a_child_has_nothing_where_a_mapping_has_grown_again() {
+        let before = registered(&[(A, 2 * LEN)]);
+        let read = |forks_read| vec![Event::new(unmap(A + LEN, LEN), forks_read)];
+        let inherited = |forks_read, in_parent: bool| {
+            let in_child = |address| Some(before.contains(address));
+            split(&before, read(forks_read), 0, in_child, |_| Some(in_parent)).0
+        };
+        assert_eq!((inherited(0, true), inherited(1, true)), (read(0), vec![]));
+        // Nothing has grown there: the fork was read too late.
+        assert_eq!(inherited(0, false), []);
+        let apart = registered(&[(A + LEN, LEN)]);
+        assert_eq!(split(&apart, read(0), 0, |address| Some(apart.contains(address)), |_| Some(true)).0, []);
     }
 
     #[test]
     fn where_a_child_shows_nothing_the_order_of_reading_stands() {
         let before = registered(&[(A, LEN)]);
-        let read = vec![
-            Event { change: unmap(A, LEN), forks_read: 0 },
-            Event { change: unmap(B, LEN), forks_read: 1 },
-            Event { change: unmap(C, LEN), forks_read: 0 },
-        ];
-        let (first, second) = split(&before, read, 0, |_| None);
+        let read = vec![Event::new(unmap(A, LEN), 0), Event::new(unmap(B, LEN), 1), Event::new(unmap(C, LEN), 0)];
+        let (first, second) = split(&before, read, 0, |_| None, |_| None);
         assert_eq!((changes(first), changes(second)), (vec![unmap(A, LEN), unmap(C, LEN)], vec![unmap(B, LEN)]));
     }
 
@@ -688,15 +734,15 @@ mod tests {
                     }
                 }
                 changes.iter().for_each(|&change| apply(&mut now, change));
-                all.extend(changes.into_iter().map(|change| Event { change, forks_read: usize::from(step >= read) }));
+                all.extend(changes.into_iter().map(|change| Event::new(change, usize::from(step >= read))));
                 if fork > step {
                     in_child = now;
                 }
             }
             let mut known = RangeSet::default();
             (0..PLACES).filter(|&place| before[place].is_some()).for_each(|place| known.insert(Range::sized(address(place), LEN)));
-            let asked = |at: u64| Some(in_child[((at - A) / LEN) as usize].is_some());
-            let (inherited, _) = split(&known, all, 0, asked);
+            let asked = |at: u64| Some(at >= A && in_child[((at - A) / LEN) as usize].is_some());
+            let (inherited, _) = split(&known, all, 0, asked, |_| Some(false));
             let mut found = before;
             inherited.into_iter().for_each(|event| apply(&mut found, event.change));
             for place in 0..PLACES {

@@ -19,6 +19,7 @@ use crate::range::{Range, RangeSet};
 use crate::refused;
 use crate::space::{Fault, Space, State};
 use crate::sys::uffd::{FillError, Message, Probe, Uffd};
+use crate::sys::{limits, smaps};
 use crate::table::PageState;
 
 impl Pager {
@@ -69,7 +70,7 @@ impl Pager {
                             // The discard goes on as soon as it has been announced.
                             state.await_removal(range);
                         }
-                        events.push(Event { change, forks_read: forks.len() });
+                        events.push(Event::new(change, forks.len()));
                     }
                     Message::Fork(child) => {
                         child.make_nonblocking();
@@ -80,8 +81,8 @@ impl Pager {
             if !read_all {
                 continue;
             }
-            let ask = |page| space.uffd.is_watched(page);
-            let order = match refused::take_out(state, &mut events, &mut asked, !forks.is_empty(), ask) {
+            let kernel = Asked { space, state };
+            let order = match refused::take_out(state, &mut events, &mut asked, !forks.is_empty(), &kernel) {
                 true => self.order(space, state, &events, forks.len()),
                 false => Order::Later,
             };
@@ -132,7 +133,8 @@ impl Pager {
         for (number, child) in forks.into_iter().enumerate() {
             let mut said = Vec::new();
             let inherited = |address| was_inherited(&child, address, &mut said, state.heirs.as_deref());
-            let (before, after) = epoch::split(&state.registered, rest, number, inherited);
+            let now = |address| is_registered(&space.uffd, address);
+            let (before, after) = epoch::split(&state.registered, rest, number, inherited, now);
             before.into_iter().for_each(|event| state.apply(&self.engine, event.change));
             if number == 0 {
                 // Most children are there by now, and what follows takes milliseconds.
@@ -201,6 +203,29 @@ impl Pager {
                 deny(child, group, wiped);
             }
         }
+    }
+}
+
+/// The kernel's word on a program whose events are read.
+struct Asked<'a> {
+    space: &'a Space,
+    state: &'a State,
+}
+
+impl refused::Kernel for Asked<'_> {
+    fn ask(&self, page: u64) -> Probe {
+        self.space.uffd.is_watched(page)
+    }
+
+    fn has_page(&self, range: Range) -> bool {
+        let worker = self.state.worker.as_ref();
+        worker.and_then(|worker| worker.pagemap.present(range, 1).ok()).is_some_and(|present| !present.runs.is_empty())
+    }
+
+    fn may_refuse(&self, range: Range) -> bool {
+        let is_sealed = |pid| smaps::sealed(pid).is_ok_and(|sealed| sealed.overlaps(range));
+        limits::is_beyond_machine(range.len())
+            || self.state.program.is_some_and(|pid| limits::may_refuse(pid, range.len()) || is_sealed(pid))
     }
 }
 

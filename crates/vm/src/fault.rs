@@ -27,7 +27,7 @@ use crate::pager::{Account, Pager, read_pages, with_buffer};
 use crate::range::Range;
 use crate::space::{Fault, Outcome, Request, Space, State};
 use crate::swapin::Swapin;
-use crate::sys::process::{nonce, page_of};
+use crate::sys::process::{self, nonce, page_of};
 use crate::sys::uffd::{FillError, Uffd};
 use crate::table::{CHUNK, PageState};
 
@@ -386,6 +386,13 @@ impl Pager {
         if worker.is_none_or(|worker| read_pages(&worker, &[sequence], &mut data).is_err()) {
             // Only a process that outlived the program whose memory it shares comes here.
             self.host.kill(space.id, "a staged page could not be read back");
+            let thread = fault.tid as i32;
+            if !process::is_exiting(thread) && !process::is_told_to_end(thread) {
+                log(&format!(
+                    "uzswap: error: page {page:#x} could not be read back: the program has ended, and its worker with it; thread {thread}, which \
+                     shares its memory, gets SIGBUS"
+                ));
+            }
             let _ = space.uffd.poison(page);
             return Answer::Done;
         }

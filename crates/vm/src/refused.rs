@@ -6,50 +6,73 @@
 //!
 //! Each of these calls does all or nothing. So the pager asks the kernel about one page of each part of what is said to be unmapped that may
 //! have contents moved out, and that no other change of the epoch divides:
-//! 1. A part that is still registered with the userfaultfd was not unmapped, or a remap of the epoch has brought a mapping there since. That
-//!    remap itself takes away what was there before.
-//! 2. A part that is not, and that a remap of the epoch has moved away, was there until then, if no remap has brought anything there. What
-//!    remains in its place is nothing of ours.
-//! 3. Every other part was unmapped.
+//! 1. A part that a remap of the epoch has brought a mapping to, and that is registered: the remap itself takes away what was there before.
+//! 2. A part that is not registered, and that a remap of the epoch has moved away, was there until then, if no remap has brought anything
+//!    there. What remains in its place is nothing of ours.
+//! 3. Another part that is registered was not unmapped. Or it was, and a mapping beside it has grown over the place since, in silence: `mremap` does
+//!    that, as in `realloc`. This is told by [`was_refused`].
+//! 4. Every other part was unmapped.
 //!
 //! If the epoch has a fork, too, the child may lie between an unmap and a remap of the same part, and has nothing there: then the pager believes
 //! the event, as of everything that a remap has to do with.
 
 use std::collections::BTreeSet;
 
+use crate::PAGE;
 use crate::epoch::{Change, Event};
 use crate::range::{Range, RangeSet};
 use crate::space::State;
 use crate::sys::uffd::Probe;
 
-/// Takes out of `events`, from number `asked` on, what was announced and not done, and counts `asked` on. `ask` has the kernel tell whether
-/// a page is registered. Returns false where the layout is changing, and more is to be read before that can be told.
+/// What the kernel tells of the program at this moment.
+pub(crate) trait Kernel {
+    /// Tells whether a page is registered.
+    fn ask(&self, page: u64) -> Probe;
+
+    /// Tells whether a page of `range` is present.
+    fn has_page(&self, range: Range) -> bool;
+
+    /// Tells whether there is a reason to refuse to unmap `range`, or to map something of this length.
+    fn may_refuse(&self, range: Range) -> bool;
+}
+
+/// Takes out of `events`, from number `asked` on, what was announced and not done, and counts `asked` on. Returns false where the layout is
+/// changing, and more is to be read before that can be told.
 pub(crate) fn take_out(
     state: &State,
     events: &mut Vec<Event>,
     asked: &mut usize,
     has_forks: bool,
-    mut ask: impl FnMut(u64) -> Probe,
+    kernel: &impl Kernel,
 ) -> bool {
-    while let Some(&Event { change, forks_read }) = events.get(*asked) {
-        let Change::Unmap(range) = change else {
+    while let Some(&event) = events.get(*asked) {
+        let Change::Unmap(range) = event.change else {
             *asked += 1;
             continue;
         };
-        let mut stays = Vec::new();
+        let (mut stays, mut in_doubt) = (Vec::new(), Vec::new());
         for Part { range, moved_away, brought } in doubtful_parts(state, events, range) {
             if has_forks && (moved_away || brought) {
                 continue;
             }
-            match ask(state.table.first_away(range).unwrap_or(range.start)) {
-                Probe::Registered => stays.push(range),
+            match kernel.ask(state.table.first_away(range).unwrap_or(range.start)) {
+                Probe::Registered if brought => stays.push(range),
+                Probe::Registered => in_doubt.push(range),
                 Probe::NotRegistered | Probe::Gone if moved_away && !brought => stays.push(range),
                 Probe::NotRegistered | Probe::Gone => {}
                 Probe::Changing => return false,
             }
         }
+        if !in_doubt.is_empty() {
+            match was_refused(state, events, *asked, range, kernel) {
+                Some(true) => stays.append(&mut in_doubt),
+                Some(false) => {}
+                None => return false,
+            }
+        }
+        stays.sort_unstable_by_key(|range| range.start);
         let gone: Vec<Event> =
-            without(range, &stays).map(|range| Event { change: Change::Unmap(range), forks_read }).collect();
+            without(range, &stays).map(|range| Event { change: Change::Unmap(range), ..event }).collect();
         let count = gone.len();
         if !stays.is_empty() {
             events.splice(*asked..=*asked, gone);
@@ -57,6 +80,37 @@ pub(crate) fn take_out(
         *asked += count;
     }
     true
+}
+
+/// Tells whether event number `number`, that `range` would be unmapped, was announced in vain, if a part of it is registered; None where the layout is
+/// changing.
+///
+/// 1. If the end of what was registered there is not, the call was done: it does all or nothing.
+/// 2. If no registered mapping lies right before it, nor did in this epoch, none can have grown over the place: the call was refused.
+/// 3. A page that is present was not unmapped: none comes into registered memory but by the pager, which fills nothing meanwhile.
+/// 4. Else the call was refused if there is a reason for that now.
+fn was_refused(state: &State, events: &[Event], number: usize, range: Range, kernel: &impl Kernel) -> Option<bool> {
+    let is_untouched = |part: &Range| {
+        let others = events.iter().enumerate().filter(|(other, _)| *other != number);
+        !others.map(|(_, event)| event.change).any(|change| change.touches(*part))
+    };
+    let is_registered = |page| match kernel.ask(page) {
+        Probe::Registered => Some(true),
+        Probe::NotRegistered | Probe::Gone => Some(false),
+        Probe::Changing => None,
+    };
+    let known: Vec<Range> = state.registered.within(range).into_iter().filter(is_untouched).collect();
+    if let Some(last) = known.last()
+        && !is_registered(last.end - PAGE)?
+    {
+        return Some(false);
+    }
+    let before = Range::page(range.start.saturating_sub(PAGE));
+    let cannot_have_grown = is_untouched(&before) && !is_registered(before.start)?;
+    if cannot_have_grown || known.iter().any(|part| kernel.has_page(*part)) {
+        return Some(true);
+    }
+    Some(kernel.may_refuse(range))
 }
 
 /// A part of what was announced, of which each change of the epoch has to do with all or nothing.
@@ -112,7 +166,6 @@ fn without(range: Range, holes: &[Range]) -> impl Iterator<Item = Range> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::PAGE;
     use crate::table::PageState;
 
     const A: Range = Range { start: 0x10000, end: 0x14000 };
@@ -123,20 +176,42 @@ mod tests {
         Change::Remap { from: from.start, to: to.start, len: from.len() }
     }
 
-    /// What is left of `changes`, if `away` has contents moved out, and `registered` is registered in the end.
-    fn left(away: &[Range], changes: &[Change], has_forks: bool, registered: &[Range]) -> Vec<Change> {
+    /// What the kernel says: what is registered in the end, what is present, and whether it may refuse.
+    #[derive(Default)]
+    struct Says<'a>(&'a [Range], &'a [Range], bool);
+
+    impl Kernel for Says<'_> {
+        fn ask(&self, page: u64) -> Probe {
+            let is_there = self.0.iter().any(|range| range.contains(page));
+            if is_there { Probe::Registered } else { Probe::NotRegistered }
+        }
+
+        fn has_page(&self, range: Range) -> bool {
+            self.1.iter().any(|present| present.overlaps(range))
+        }
+
+        fn may_refuse(&self, _: Range) -> bool {
+            self.2
+        }
+    }
+
+    /// What is left of `changes`, if `away` has contents moved out.
+    fn left_if(away: &[Range], changes: &[Change], has_forks: bool, kernel: &impl Kernel) -> Vec<Change> {
         let mut state = State::default();
         for &range in away {
             state.registered.insert(range);
             state.table.set(range.start + PAGE, PageState::Staged(1));
         }
-        let mut events: Vec<Event> = changes.iter().map(|&change| Event { change, forks_read: 0 }).collect();
+        let mut events: Vec<Event> = changes.iter().map(|&change| Event::new(change, 0)).collect();
         let mut asked = 0;
-        let is_there = |page: u64| registered.iter().any(|range| range.contains(page));
-        let ask = |page: u64| if is_there(page) { Probe::Registered } else { Probe::NotRegistered };
-        assert!(take_out(&state, &mut events, &mut asked, has_forks, ask));
+        assert!(take_out(&state, &mut events, &mut asked, has_forks, kernel));
         assert_eq!(asked, events.len());
         events.into_iter().map(|event| event.change).collect()
+    }
+
+    /// The same where there is a reason to refuse.
+    fn left(away: &[Range], changes: &[Change], has_forks: bool, registered: &[Range]) -> Vec<Change> {
+        left_if(away, changes, has_forks, &Says(registered, &[], true))
     }
 
     #[test]
@@ -144,10 +219,25 @@ mod tests {
         assert_eq!(left(&[A], &[Change::Unmap(A)], false, &[A]), []);
         assert_eq!(left(&[A], &[Change::Unmap(A)], false, &[]), [Change::Unmap(A)]);
         let around = [(ALL.start, A.start), (A.end, ALL.end)].map(|(start, end)| Change::Unmap(Range::new(start, end)));
-        assert_eq!(left(&[A, B], &[Change::Unmap(ALL)], false, &[A]), around);
+        assert_eq!(left(&[A], &[Change::Unmap(ALL)], false, &[A]), around);
+        // It would have unmapped all or nothing.
+        assert_eq!(left(&[A, B], &[Change::Unmap(ALL)], false, &[A]), [Change::Unmap(ALL)]);
         // The second has unmapped what the first had only announced.
         let changes = [Change::Unmap(ALL), Change::Unmap(B)];
         assert_eq!(left(&[A, B], &changes, false, &[A]), [around.as_slice(), &[Change::Unmap(B)]].concat());
+    }
+
+    #[test]
+    fn what_has_grown_over_the_place_is_not_taken_for_what_was_there() {
+        let (unmap, grown) = ([Change::Unmap(A)], Range::new(A.start - PAGE, A.end));
+        assert_eq!(left_if(&[A], &unmap, false, &Says(&[grown], &[], false)), unmap);
+        // There is a reason to refuse; nothing can have grown; a page that is present was not unmapped.
+        assert_eq!(left_if(&[A], &unmap, false, &Says(&[grown], &[], true)), []);
+        assert_eq!(left_if(&[A], &unmap, false, &Says(&[A], &[], false)), []);
+        assert_eq!(left_if(&[A], &unmap, false, &Says(&[grown], &[Range::page(A.end - PAGE)], false)), []);
+        // A page that is not registered was unmapped, and the others with it.
+        let shorter = Range::new(grown.start, A.end - PAGE);
+        assert_eq!(left_if(&[A], &unmap, false, &Says(&[shorter], &[A], true)), unmap);
     }
 
     #[test]
@@ -173,11 +263,25 @@ mod tests {
 
     #[test]
     fn nothing_is_told_while_the_layout_changes() {
+        struct Changing;
+        impl Kernel for Changing {
+            fn ask(&self, _: u64) -> Probe {
+                Probe::Changing
+            }
+
+            fn has_page(&self, _: Range) -> bool {
+                unreachable!("nothing is known yet")
+            }
+
+            fn may_refuse(&self, _: Range) -> bool {
+                unreachable!("nothing is known yet")
+            }
+        }
         let mut state = State::default();
         state.registered.insert(A);
         state.table.set(A.start, PageState::Staged(1));
-        let (mut events, mut asked) = (vec![Event { change: Change::Unmap(A), forks_read: 0 }], 0);
-        assert!(!take_out(&state, &mut events, &mut asked, false, |_| Probe::Changing));
+        let (mut events, mut asked) = (vec![Event::new(Change::Unmap(A), 0)], 0);
+        assert!(!take_out(&state, &mut events, &mut asked, false, &Changing));
         assert_eq!((events.len(), asked), (1, 0));
     }
 }

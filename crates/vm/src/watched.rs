@@ -1,6 +1,6 @@
 //! What is registered is checked, not believed.
 //!
-//! Every change of a registered mapping is an event, but for a few: `shmat(SHM_REMAP)` replaces a mapping in silence
+//! Every change of a registered mapping is an event, but for a few: the system call `shmat(SHM_REMAP)` replaces a mapping in silence
 //! (docs/decisions/0010-changes-without-an-event.md). So `State::registered` is what the events tell, and the kernel's own word is asked
 //! where it matters:
 //!
@@ -8,7 +8,7 @@
 //!    [`evicted::UNSURE`](uzswap_proto::evicted::UNSURE)). Its doubts are settled here before anything else is done.
 //! 2. A page that was moved out of memory that is not registered, and whose place may still be in use, is lost: the
 //!    program is killed. Else the contents are dropped, as the program has dropped them.
-//! 3. Once a second or less often, and when libc's `shmat` has replaced something, everything that passes for registered is asked about, so that contents of a mapping that is gone are
+//! 3. Once a second or less often, everything that passes for registered is asked about, so that contents of a mapping that is gone are
 //!    dropped though none of its pages is present.
 
 use std::time::{Duration, Instant};
@@ -32,18 +32,6 @@ impl Pager {
             self.forget_unwatched(space, state, pid, &[]);
             state.look_over_at = Some(Instant::now() + INTERVAL.max(started.elapsed() * REST));
         }
-    }
-
-    /// Asks about everything that passes for registered, now: the program says that something was replaced. Tells whether that is done;
-    /// if not, as the worker is late with its answer, it is to be called again.
-    pub fn forget_replaced(&self, space: &Space) -> bool {
-        let _conversation = space.conversation.lock();
-        let Some(worker) = self.resume(space) else { return space.worker().is_none() };
-        let mut state = space.lock();
-        self.forget_unwatched(space, &mut state, worker.pid, &[]);
-        drop(state);
-        self.service(space);
-        true
     }
 
     /// Takes out of `registered` what the kernel does not watch any more, and drops its contents. The staged pages in

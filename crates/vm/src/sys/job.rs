@@ -76,12 +76,31 @@ pub struct Signals {
 }
 
 /// A signal that came.
-#[derive(Debug, Clone, Copy)]
-pub struct Signal {
+#[derive(Clone, Copy)]
+pub struct Signal(libc::siginfo_t);
+
+impl Signal {
     /// Its number.
-    pub number: i32,
-    /// Whether a process sent it, and not the kernel or the terminal.
-    pub from_process: bool,
+    pub fn number(&self) -> i32 {
+        self.0.si_signo
+    }
+
+    /// The process that sent it; 0 if that is in another pid namespace. None if the kernel or the terminal did.
+    pub fn sender(&self) -> Option<i32> {
+        let is_sent = [libc::SI_USER, libc::SI_QUEUE, libc::SI_TKILL].contains(&self.0.si_code);
+        // SAFETY: the kernel fills this in for signals that were sent.
+        is_sent.then(|| unsafe { self.0.si_pid() })
+    }
+
+    /// Sends it to a process, with the value that it came with (`sigqueue`); an error if the process is gone.
+    pub fn pass_on(&self, pid: i32) -> io::Result<()> {
+        if self.0.si_code != libc::SI_QUEUE {
+            return kill(pid, self.number());
+        }
+        // SAFETY: the kernel reads a structure that it has filled in.
+        let sent = unsafe { libc::syscall(libc::SYS_rt_sigqueueinfo, pid, self.number(), &raw const self.0) };
+        super::check(sent as libc::c_int).map(drop)
+    }
 }
 
 impl Signals {
@@ -121,8 +140,7 @@ impl Signals {
         unsafe {
             let mut info: libc::siginfo_t = zeroed();
             let number = libc::sigtimedwait(&raw const self.waited_for, &raw mut info, &raw const timeout);
-            let sent = [libc::SI_USER, libc::SI_QUEUE, libc::SI_TKILL].contains(&info.si_code);
-            (number > 0).then_some(Signal { number, from_process: sent })
+            (number > 0).then_some(Signal(info))
         }
     }
 }

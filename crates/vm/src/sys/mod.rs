@@ -10,6 +10,7 @@ pub mod epoll;
 pub mod faults;
 pub mod file;
 pub mod job;
+pub mod limits;
 pub mod link;
 pub mod memory;
 pub mod pagemap;

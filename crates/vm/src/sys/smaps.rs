@@ -8,15 +8,24 @@ use crate::range::{Range, RangeSet};
 
 /// The mappings of process `pid` that a forked child finds empty (`MADV_WIPEONFORK`).
 pub fn wiped_on_fork(pid: i32) -> io::Result<RangeSet> {
-    Ok(parse(&has_memory(std::fs::read_to_string(format!("/proc/{pid}/smaps"))?)?))
+    flagged(pid, "wf")
 }
 
-fn parse(smaps: &str) -> RangeSet {
-    let (mut wiped, mut mapping) = (RangeSet::default(), Range::new(0, 0));
+/// The mappings of process `pid` that cannot be unmapped or replaced (`mseal`). Kernels from 6.10 to 6.13 do not show them.
+pub fn sealed(pid: i32) -> io::Result<RangeSet> {
+    flagged(pid, "sl")
+}
+
+fn flagged(pid: i32, flag: &str) -> io::Result<RangeSet> {
+    Ok(parse(&has_memory(std::fs::read_to_string(format!("/proc/{pid}/smaps"))?)?, flag))
+}
+
+fn parse(smaps: &str, wanted: &str) -> RangeSet {
+    let (mut found, mut mapping) = (RangeSet::default(), Range::new(0, 0));
     for line in smaps.lines() {
         if let Some(flags) = line.strip_prefix("VmFlags:") {
-            if flags.split_ascii_whitespace().any(|flag| flag == "wf") {
-                wiped.insert(mapping);
+            if flags.split_ascii_whitespace().any(|flag| flag == wanted) {
+                found.insert(mapping);
             }
         } else if let Some((start, end)) = line.split_once(' ').and_then(|(range, _)| range.split_once('-'))
             && let (Ok(start), Ok(end)) = (u64::from_str_radix(start, 16), u64::from_str_radix(end, 16))
@@ -24,7 +33,7 @@ fn parse(smaps: &str) -> RangeSet {
             mapping = Range::new(start, end);
         }
     }
-    wiped
+    found
 }
 
 #[cfg(test)]
@@ -41,6 +50,7 @@ VmFlags: rd wr mr mw me ac wf sd
 Size:                  8 kB
 VmFlags: rd wr mr mw me ac sd
 ";
-        assert_eq!(parse(smaps).iter().collect::<Vec<_>>(), [Range::new(0x7f00_0000_0000, 0x7f00_0000_2000)]);
+        assert_eq!(parse(smaps, "wf").iter().collect::<Vec<_>>(), [Range::new(0x7f00_0000_0000, 0x7f00_0000_2000)]);
+        assert!(parse(smaps, "sl").is_empty());
     }
 }
