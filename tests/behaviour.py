@@ -1,6 +1,7 @@
 """How a program under uzswap looks from outside: status, streams, signals, terminal, messages, overhead."""
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import os
 import re
@@ -298,6 +299,30 @@ def terminate(context: Context, test):
         yield check(f"terminate: {what}", unless((outcome.status, outcome.stdout) == (status, said),
                                                  f"{complaint(outcome)}, stdout {outcome.stdout!r}"),
                     unless(job.gone_within(5), "processes left"))
+
+
+@test("signals", 30)
+def signals(context: Context, test):
+    """What is sent to uzswap reaches the program with its value, and what the program sends to its group reaches it once."""
+    job = context.start([context.program("signals")], *USUAL)
+    wait_until(lambda: harness.read(job.files[0]).startswith(b"ready"), 10)
+    queue = ctypes.CDLL(None).sigqueue
+    queue.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_void_p]
+    sent = [(signal.SIGRTMIN, 11), (signal.SIGRTMIN, 12), (signal.SIGRTMAX, 13), (signal.SIGUSR2, 14)]
+    sent += [(number, 0) for number in (signal.SIGPROF, signal.SIGVTALRM, signal.SIGIO, signal.SIGPWR, signal.SIGURG, signal.SIGABRT)]
+    heard = ["ready", f"{int(signal.SIGUSR1)} 0"]
+    for number, value in sent:
+        if value:
+            queue(job.process.pid, number, value)
+        else:
+            os.kill(job.process.pid, number)
+        heard.append(f"{int(number)} {value}")
+        wait_until(lambda: harness.read(job.files[0]).decode().splitlines() == heard, 5)
+    os.kill(job.process.pid, signal.SIGTERM)
+    outcome = job.wait(test.seconds)
+    heard.append(f"{int(signal.SIGTERM)} 0")
+    yield check("signals", unless(outcome.status == 0, complaint(outcome)),
+                unless(outcome.stdout.splitlines() == heard, f"heard {outcome.stdout.split()}, expected {heard}"))
 
 
 def wait_until(condition, seconds: float) -> bool:

@@ -9,7 +9,7 @@ import time
 import harness
 from behaviour import check, unless, wait_until
 from daemon import Daemon
-from suite import Context, complaint, need_root, test
+from suite import Context, complaint, counter, need_root, test
 
 TIGHT = ("--memory-max", "16M", "--quiet")
 
@@ -116,6 +116,20 @@ def kill_subsets(context: Context, test):
     result = check("kill-subsets", *failed)
     result.detail = result.detail or f"{number + 1} rounds, {survived} without front and manager, seed {seed}"
     yield result
+
+
+@test("unshare-pid", 30, beside=True)
+def unshare_without_fork(context: Context, test):
+    """A program whose first child is to be the first process of a pid namespace has that child, which is managed; it is not itself, and is named."""
+    need_root()
+    stats = context.directory() / "stats"
+    argv = ["unshare", "--pid", "sh", "-c", f"sh -c 'echo $$; exec {context.program('grow')} 96 0'; echo done"]
+    outcome = context.run(argv, "--memory-max", "32M", "--stats", stats, timeout=test.seconds)
+    lines = outcome.stdout.splitlines()
+    yield check("unshare-pid", unless(outcome.status == 0, complaint(outcome)),
+                unless(len(lines) == 3 and lines[0] == "1" and lines[1].startswith("grow: ") and lines[2] == "done", f"it wrote {lines}"),
+                unless(outcome.stderr.count("put into another pid namespace") == 1, outcome.stderr[:300]),
+                unless((counter(harness.read(stats), "zswpout") or 0) > 0, "the child was not managed"))
 
 
 @test("namespace-first", 30, beside=True)

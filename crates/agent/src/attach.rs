@@ -62,6 +62,13 @@ impl BoardPage {
         };
         is_there.unwrap_or_else(|| sys::is_in_namespace(c"/proc/self/ns/pid", "pid", self.pid_namespace.load(Relaxed)))
     }
+
+    /// Whether what this process forks is put into another pid namespace than it is itself, as after `unshare(CLONE_NEWPID)`. False where that
+    /// cannot be told.
+    fn forks_into_other_namespace(&self) -> bool {
+        let forked = sys::pid_namespace(true);
+        forked != Some(self.pid_namespace.load(Relaxed)) && forked != sys::pid_namespace(false)
+    }
 }
 
 #[used]
@@ -132,7 +139,12 @@ static CONSTRUCTOR: extern "C" fn() = {
         JOB_TOKEN.store(job.token, Relaxed);
         register_fork_handler();
         interposed::find_next();
-        attach(job, None);
+        if BOARD_PAGE.forks_into_other_namespace() {
+            // The worker would be the first process there, in place of the first child.
+            warn(b"uzswap: warning: a process runs unmanaged: what it forks is put into another pid namespace (unshare without --fork)\n");
+        } else {
+            attach(job, None);
+        }
     }
     constructor
 };
@@ -244,10 +256,13 @@ fn attach(job: Job, inheritance: Option<Inheritance>) {
         if inherits && look_at_beacon()[0] != beacon::INHERITED {
             sys::die();
         }
-        let text = b"uzswap: warning: a process runs unmanaged: no memory or process left for its worker\n";
-        // SAFETY: writes a constant.
-        unsafe { call!(sys::SYS_WRITE, 2, text.as_ptr(), text.len()) };
+        warn(b"uzswap: warning: a process runs unmanaged: no memory or process left for its worker\n");
     }
+}
+
+fn warn(text: &[u8]) {
+    // SAFETY: `write` reads the text.
+    unsafe { call!(sys::SYS_WRITE, 2, text.as_ptr(), text.len()) };
 }
 
 /// Clones the worker, and waits until the program may run; gives its process id, 0 if none is wanted, or a negative errno.

@@ -6,8 +6,8 @@
 //! which leaves guards alone, sends one: the manager drops what it keeps there. A page that the manager was just filling may
 //! have replaced its guard before; so the guards are then installed once more.
 //!
-//! `shmat(SHM_REMAP)` replaces what is mapped without an event. The manager is told, and drops what it keeps for that range before
-//! anything else can be mapped there.
+//! `shmat(SHM_REMAP)` replaces what is mapped without an event. `mremap` announces what it replaces. So the segment is attached elsewhere and
+//! moved there.
 //!
 //! # Safety
 //! Passes the program's own arguments on to the kernel.
@@ -15,8 +15,9 @@
 use uzswap_proto::{Advice, Advise, MAX_WORDS, PAGE_SIZE};
 
 use crate::attach::{evicts, job, weak};
+use crate::calls::is_filtered;
 use crate::connection::connect;
-use crate::sys::{self, call};
+use crate::sys::{self, EINVAL, call};
 use crate::worker::{receive, send};
 
 const MADV_DONTNEED: i32 = 4;
@@ -24,6 +25,7 @@ const MADV_WIPEONFORK: i32 = 18;
 const MADV_COLD: i32 = 20;
 const MADV_PAGEOUT: i32 = 21;
 const MADV_GUARD_INSTALL: i32 = 102;
+const SHM_REMAP: i32 = 0o40000;
 
 core::arch::global_asm!(".weak __errno_location");
 
@@ -113,18 +115,71 @@ pub unsafe extern "C" fn own_process_madvise(
 /// # Safety
 /// As the libc's: with SHM_REMAP it replaces memory.
 pub unsafe extern "C" fn own_shmat(id: i32, address: usize, flags: i32) -> isize {
-    const SHM_REMAP: i32 = 0o40000;
+    let replaces = flags & SHM_REMAP != 0 && job().is_some() && !is_filtered();
     // SAFETY: the program's own request.
-    let result = unsafe { call!(sys::SYS_SHMAT, id, address, flags) };
-    if (-4095..0).contains(&result) {
+    let result = unsafe {
+        if replaces { replace_by_segment(id, address, flags) } else { call!(sys::SYS_SHMAT, id, address, flags) }
+    };
+    if is_error(result) {
         // SAFETY: the program has called, in place of libc's function.
         unsafe { set_errno(-result as i32) };
         return -1;
     }
-    if flags & SHM_REMAP != 0 && evicts() {
-        tell_manager(Advice::Replaced, result as usize, PAGE_SIZE);
+    result
+}
+
+/// Whether the result of a system call that gives an address is an error.
+fn is_error(result: isize) -> bool {
+    (-4095..0).contains(&result)
+}
+
+/// Does what `shmat` does with SHM_REMAP; gives the address or a negative errno.
+///
+/// # Safety
+/// As [`own_shmat`]'s.
+unsafe fn replace_by_segment(id: i32, address: usize, flags: i32) -> isize {
+    const SHM_RND: i32 = 0o20000;
+    const MREMAP_MAYMOVE_FIXED: usize = 3;
+    // The kernel may place a segment where it overlaps `to`, from which it cannot be moved there. No more than two fit so.
+    const TRIES: usize = 3;
+    let to = if flags & SHM_RND == 0 { address } else { address & !(PAGE_SIZE - 1) };
+    if to == 0 || !to.is_multiple_of(PAGE_SIZE) {
+        return -EINVAL;
+    }
+    let (mut attached, mut result) = ([0; TRIES], -EINVAL);
+    for place in &mut attached {
+        // SAFETY: the kernel attaches it where nothing is mapped.
+        let at = unsafe { call!(sys::SYS_SHMAT, id, 0, flags & !(SHM_REMAP | SHM_RND)) };
+        result = at;
+        if is_error(at) || at as usize == to {
+            break;
+        }
+        let size = segment_size(id);
+        // SAFETY: what is moved was just attached; what is replaced the program wants replaced.
+        result = unsafe { call!(sys::SYS_MREMAP, at, size, size, MREMAP_MAYMOVE_FIXED, to) };
+        if !is_error(result) {
+            break;
+        }
+        *place = at;
+        if (at as usize).abs_diff(to) >= size {
+            break;
+        }
+    }
+    for place in attached.into_iter().filter(|place| *place != 0) {
+        // SAFETY: attached above, and nothing else.
+        unsafe { call!(sys::SYS_SHMDT, place) };
     }
     result
+}
+
+/// The size of a segment that is attached, in bytes; 0 where the kernel does not tell.
+fn segment_size(id: i32) -> usize {
+    const IPC_STAT: usize = 2;
+    // `struct shmid64_ds`: `shm_segsz` is the seventh word.
+    let mut segment = [0usize; 16];
+    // SAFETY: a buffer longer than the structure.
+    unsafe { call!(sys::SYS_SHMCTL, id, IPC_STAT, segment.as_mut_ptr()) };
+    segment[6]
 }
 
 /// Sets libc's errno of this thread, if there is a libc.
@@ -145,7 +200,7 @@ pub unsafe fn set_errno(number: i32) {
 /// Says it on a connection of its own and waits until the manager has done it. A manager that cannot be reached is no
 /// error: advice is only advice.
 fn tell_manager(advice: Advice, address: usize, len: usize) {
-    let Some(job) = job() else { return };
+    let Some(job) = job().filter(|_| !is_filtered()) else { return };
     let Ok(socket) = connect(job) else { return };
     let mut words = [0; MAX_WORDS];
     let advise = Advise { token: job.token, advice, address: address as u64, len: len as u64 };

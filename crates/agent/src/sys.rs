@@ -20,6 +20,9 @@ pub const SYS_RT_SIGPROCMASK: usize = 14;
 pub const SYS_IOCTL: usize = 16;
 pub const SYS_MADVISE: usize = 28;
 pub const SYS_SHMAT: usize = 30;
+pub const SYS_SHMCTL: usize = 31;
+pub const SYS_SHMDT: usize = 67;
+pub const SYS_MREMAP: usize = 25;
 pub const SYS_GETPID: usize = 39;
 pub const SYS_SOCKET: usize = 41;
 pub const SYS_CONNECT: usize = 42;
@@ -257,6 +260,26 @@ pub fn is_own(process: i32) -> bool {
     let own = || unsafe { call!(SYS_GETPID) as i32 };
     let is_given = |inode| is_process(own(), inode).unwrap_or(true);
     matches!(process, PIDFD_SELF_THREAD | PIDFD_SELF_PROCESS) || inode_of(process).is_none_or(is_given)
+}
+
+/// The inode number of this process's pid namespace, or with `forked` of the one that what it forks is put into. None where the kernel does
+/// not tell (before Linux 6.11).
+pub fn pid_namespace(forked: bool) -> Option<u64> {
+    const PIDFD_GET_PID_NAMESPACE: usize = 0xff05;
+    const PIDFD_GET_PID_FOR_CHILDREN_NAMESPACE: usize = 0xff06;
+    let which = if forked { PIDFD_GET_PID_FOR_CHILDREN_NAMESPACE } else { PIDFD_GET_PID_NAMESPACE };
+    // SAFETY: no pointers; the descriptors are our own.
+    unsafe {
+        let own = call!(SYS_PIDFD_OPEN, call!(SYS_GETPID), 0);
+        let namespace = call!(SYS_IOCTL, own, which, 0);
+        call!(SYS_CLOSE, own);
+        if namespace < 0 {
+            return None;
+        }
+        let inode = inode_of(namespace as i32);
+        call!(SYS_CLOSE, namespace);
+        inode
+    }
 }
 
 /// The inode number of an open file.

@@ -90,7 +90,6 @@ impl Questions {
                     true
                 }
                 Advice::Exclude => pager.exclude(space, question.range),
-                Advice::Replaced => pager.forget_replaced(space),
             };
         if done {
             // The program may have gone away meanwhile.

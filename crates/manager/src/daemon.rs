@@ -79,7 +79,8 @@ pub fn run_daemon(
     }
     let mut is_ready = false;
     loop {
-        let signal = signals.wait(Duration::from_millis(if is_ready { 1000 } else { 10 })).map(|signal| signal.number);
+        let signal =
+            signals.wait(Duration::from_millis(if is_ready { 1000 } else { 10 })).map(|signal| signal.number());
         if !is_ready && bell.is_ready() {
             is_ready = true;
             news(News::Ready);

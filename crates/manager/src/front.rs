@@ -92,7 +92,8 @@ pub struct Program {
     pub not_inherited: Vec<String>,
 }
 
-/// Signals that a user sends to a job.
+/// Signals that a user sends to a job, and SIGRTMIN and above. Not those with which the kernel tells a process of its own mistakes, nor SIGPIPE,
+/// which passes for sent by the process itself.
 const FORWARDED: &[i32] = &[
     libc::SIGINT,
     libc::SIGQUIT,
@@ -101,14 +102,27 @@ const FORWARDED: &[i32] = &[
     libc::SIGUSR1,
     libc::SIGUSR2,
     libc::SIGALRM,
+    libc::SIGVTALRM,
+    libc::SIGPROF,
+    libc::SIGABRT,
+    libc::SIGXCPU,
+    libc::SIGIO,
+    libc::SIGURG,
+    libc::SIGPWR,
+    libc::SIGSTKFLT,
     libc::SIGWINCH,
     libc::SIGCONT,
     libc::SIGTSTP,
 ];
 
+fn is_forwarded(signal: i32) -> bool {
+    FORWARDED.contains(&signal) || signal >= libc::SIGRTMIN()
+}
+
 /// Blocks the signals that the front waits for. To be called before the manager is cloned, which wants none of them.
 pub fn block_signals() -> Signals {
-    Signals::block(&[FORWARDED, &[libc::SIGCHLD, libc::SIGTTIN, libc::SIGTTOU]].concat())
+    let waited_for = (1..=libc::SIGRTMAX()).filter(|&signal| is_forwarded(signal));
+    Signals::block(&waited_for.chain([libc::SIGCHLD, libc::SIGTTIN, libc::SIGTTOU]).collect::<Vec<_>>())
 }
 
 /// Runs the program beside the manager `manager`; gives the exit status for `uzswap run`.
@@ -397,22 +411,25 @@ impl Front {
         !told
     }
 
-    /// Passes a signal on to the program, unless it came from the terminal, which tells the program by itself.
+    /// Passes a signal on to the program, unless it came from the terminal, which tells the program by itself, or from the job: such a
+    /// one was sent to the program's process group, of which the front is, or to the parent that the program sees.
     fn pass_on(&mut self, signal: Signal) {
         let Some(program) = self.program else { return };
-        if signal.number == libc::SIGTERM {
+        let own = std::process::id() as i32;
+        let is_from_outside = signal.sender().is_some_and(|sender| !executioner::descends_from(sender, own));
+        if signal.number() == libc::SIGTERM && is_from_outside {
             match self.asked_to_end {
                 None => self.asked_to_end = Some(Instant::now()),
                 Some(first) if first.elapsed() >= TERM_PATIENCE => return self.end_job(program),
                 Some(_) => {}
             }
         }
-        if signal.number == libc::SIGCONT && !self.passes_on_cont() {
+        if signal.number() == libc::SIGCONT && !self.passes_on_cont() {
             return;
         }
-        if self.program_status.is_none() && FORWARDED.contains(&signal.number) && signal.from_process {
+        if self.program_status.is_none() && is_forwarded(signal.number()) && is_from_outside {
             // It may have ended a moment ago.
-            let _ = job::kill(program, signal.number);
+            let _ = signal.pass_on(program);
         }
     }
 

@@ -29,7 +29,7 @@
 //! userfaultfd, which the manager answers with a random number. The child says this number in HELLO. No process id takes
 //! part, so the namespaces of the child do not matter.
 //!
-//! A program thread that calls `madvise` with a hint, or `shmat`, opens a connection of its own, says [`Advise`] and waits for
+//! A program thread that calls `madvise` with a hint opens a connection of its own, says [`Advise`] and waits for
 //! [`kind::ADVISED`].
 //!
 //! The manager trusts nothing in a message: a wrong one harms only the program that sent it.
@@ -414,8 +414,6 @@ pub enum Advice {
     Cold,
     /// `MADV_WIPEONFORK`: a forked child will find these pages empty; leave them alone from now on.
     Exclude,
-    /// Not by `madvise`: `shmat(SHM_REMAP)` has replaced what was mapped there, of which the kernel sends no event.
-    Replaced,
 }
 
 /// A program's hint about a range.
@@ -438,7 +436,6 @@ impl Advise {
             Advice::PageOut => 0,
             Advice::Cold => 1,
             Advice::Exclude => 2,
-            Advice::Replaced => 3,
         };
         let message = [kind::ADVISE, VERSION, self.token, advice, self.address, self.len];
         words[..message.len()].copy_from_slice(&message);
@@ -448,7 +445,7 @@ impl Advise {
     /// Reads the message; `None` if it is not one.
     pub fn decode(words: &[u64]) -> Option<Advise> {
         let &[kind::ADVISE, VERSION, token, advice, address, len] = words else { return None };
-        const ALL: [Advice; 4] = [Advice::PageOut, Advice::Cold, Advice::Exclude, Advice::Replaced];
+        const ALL: [Advice; 3] = [Advice::PageOut, Advice::Cold, Advice::Exclude];
         let advice = *ALL.get(usize::try_from(advice).ok()?)?;
         Some(Advise { token, advice, address, len })
     }
