@@ -113,6 +113,7 @@ def agent_file(context: Context, test):
         harness.run([context.uzswap, "run", "--memory-max", "64M", "--quiet", "--", "true"], context.directory(), timeout=20)
         if "gone" in what and os.path.exists(agent):
             os.unlink(agent)
+            Path(agent).with_suffix(".attach").unlink(missing_ok=True)
         planted = subprocess.run([*as_user(VICTIM), "sh", "-c", 'echo planted > "$0" || { rm -f "$0"; echo planted > "$0"; }', agent], capture_output=True)
         moved = subprocess.run([*as_user(VICTIM), "mv", os.path.dirname(agent), os.path.dirname(agent) + ".moved"], capture_output=True)
         yield check(f"hostile-agent-file: {what}", unless(planted.returncode and moved.returncode, f"{planted} {moved}"),

@@ -8,7 +8,8 @@
 //!    symbolic link that another user has put there is refused.
 //! 2. The directory stays when the manager ends, so that its name stays taken.
 //! 3. Every user may read the file: processes of the job may change their user.
-//! 4. The manager holds a lock on its file. A later manager removes files of its directory that are not locked.
+//! 4. The manager holds a lock on its file, and so does the front of each job that has joined it: such jobs can outlive the manager. A later
+//!    manager removes files of its directory that are not locked.
 //!
 //! In the directory lies an empty one, `libasan.so`, and programs are told to load the agent by way of it. A program built with
 //! AddressSanitizer refuses to start unless the name of the first library contains that. The name is checked as it was given; a
@@ -181,7 +182,7 @@ fn write(directory: &Path, name: &str, agent: &[u8]) -> io::Result<PathBuf> {
     // Under another name until it is locked: a sweep removes what is not.
     let hidden = directory.join(format!(".{name}"));
     let mut file = OpenOptions::new().write(true).create_new(true).mode(0o755).open(&hidden)?;
-    let placed = flock(&file, FlockOperation::NonBlockingLockExclusive)
+    let placed = flock(&file, FlockOperation::NonBlockingLockShared)
         .map_err(io::Error::from)
         .and_then(|()| file.set_permissions(Permissions::from_mode(0o755)))
         .and_then(|()| file.write_all(&inscribed(agent, &path)))
@@ -215,6 +216,13 @@ impl Board {
             self.said = far;
         }
     }
+}
+
+/// Keeps the agent at `path` from being removed by a later manager, as long as the file is open.
+pub fn hold(path: &Path) -> io::Result<File> {
+    let file = File::open(path)?;
+    flock(&file, FlockOperation::NonBlockingLockShared)?;
+    Ok(file)
 }
 
 /// Removes the agents of managers that have ended, and the sockets beside them.

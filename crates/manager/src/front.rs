@@ -13,7 +13,7 @@
 //! SIGTERM goes to the program, which may take its time. A second one, a second or more after the first, is for the front: it kills
 //! the whole job, programs that are traced or stopped included.
 //!
-//! It has one thread, and keeps nothing else open of its own.
+//! It has one thread, and keeps nothing else open of its own but the agent's file.
 
 use std::ffi::OsString;
 use std::fs::File;
@@ -178,6 +178,8 @@ pub fn run_joined(
     each_second: &mut dyn FnMut(),
 ) -> Result<i32, RunError> {
     let mut front = Front::new(program.job);
+    // Programs of a job that the daemon has released still load it.
+    let _agent = agent_file::hold(&program.agent);
     let mut daemon = Some(Daemon { link, heard: Vec::new() });
     let started = start(program, signals);
     if started.is_err()
