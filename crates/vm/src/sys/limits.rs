@@ -7,6 +7,7 @@
 
 use std::mem::zeroed;
 
+use super::process;
 use crate::PAGE;
 
 /// Tells whether `len` bytes more may be too many for process `pid`, by its RLIMIT_AS or RLIMIT_DATA.
@@ -43,8 +44,20 @@ pub fn is_beyond_machine(len: u64) -> bool {
     let mode = std::fs::read_to_string("/proc/sys/vm/overcommit_memory").unwrap_or_default();
     match mode.trim() {
         ALWAYS => false,
-        NEVER => true,
+        NEVER => is_beyond_promises(&std::fs::read_to_string("/proc/meminfo").unwrap_or_default(), len),
         _ => len > memory_and_swap(),
+    }
+}
+
+/// Tells whether `len` bytes more may be too many where the kernel promises no more than it has. `meminfo` is the text of `/proc/meminfo`.
+fn is_beyond_promises(meminfo: &str, len: u64) -> bool {
+    /// What the kernel keeps back at most, unless `vm.user_reserve_kbytes` or `vm.admin_reserve_kbytes` was raised, and as much again for what it
+    /// has not counted yet.
+    const RESERVES: u64 = 272 << 20;
+    let bytes = |name| Some(process::field(meminfo, name)?.parse::<u64>().ok()? << 10);
+    match (bytes("Committed_AS:"), bytes("CommitLimit:")) {
+        (Some(promised), Some(limit)) => promised.saturating_add(len).saturating_add(RESERVES) > limit,
+        _ => true,
     }
 }
 
@@ -69,5 +82,13 @@ mod tests {
         assert!(memory_and_swap() > 1 << 20);
         let mode = std::fs::read_to_string("/proc/sys/vm/overcommit_memory").unwrap();
         assert_eq!(is_beyond_machine(1 << 46), mode.trim() != "1");
+    }
+
+    #[test]
+    fn promises_are_counted() {
+        let meminfo = "MemTotal: 9 kB\nCommitLimit:     2097152 kB\nCommitted_AS:    1048576 kB\n";
+        assert!(!is_beyond_promises(meminfo, 512 << 20));
+        assert!(is_beyond_promises(meminfo, 1 << 30));
+        assert!(is_beyond_promises("", PAGE), "where the kernel does not tell");
     }
 }
