@@ -48,10 +48,16 @@ const REFUSAL_COUNTS: Duration = Duration::from_millis(200);
 /// How long workers of processes that are not protected may be late with their answers before groups below `memory.low` give way.
 const LATE_PATIENCE: Duration = Duration::from_secs(1);
 
-/// How long reclaim may come to nothing, with a thread waiting, before a process is killed; and how long if it could not look at all that
+/// How long reclaim may come to nothing, with a thread waiting, before a process is killed; and how long if it has not looked at all that
 /// could be taken, or some of it has not been registered meanwhile: tens of thousands of mappings take seconds.
 const OOM_PATIENCE: Duration = Duration::from_secs(2);
 const OOM_PATIENCE_IN_PARTS: Duration = Duration::from_secs(20);
+
+/// Fewer pages freed within [`OOM_PATIENCE`] come to nothing: of a swap file that fails most writes a few are still done.
+const LEAST_FREED: u64 = *STEP_PAGES.start() as u64;
+
+/// How often reclaim has looked at each page that is resident, in the mean, when it passes for having looked at all.
+const LOOKS: u64 = 4;
 
 /// How long it takes to go through all groups that are to be reclaimed from, and how long a step in one of them takes: a group with hundreds
 /// of processes, each of which lets reclaim wait for a processor, is not to keep it from the others.
@@ -87,9 +93,38 @@ pub struct Reclaimer {
     round: usize,
 }
 
+/// Reclaim in one group that comes to nothing.
+#[derive(Debug, Clone, Copy)]
+struct Vain {
+    since: Instant,
+    /// Pages that were freed all the same.
+    freed: u64,
+    /// Pages that had been looked at when it began.
+    scanned: u64,
+}
+
+impl Vain {
+    /// Begins when `scanned` pages have been looked at.
+    fn new(scanned: u64) -> Vain {
+        Vain { since: Instant::now(), freed: 0, scanned }
+    }
+
+    /// Returns the same after `freed` pages more were freed; None if reclaim has come to something.
+    fn after(self, freed: u64) -> Option<Vain> {
+        let freed = self.freed + freed;
+        (freed < LEAST_FREED).then_some(Vain { freed, ..self })
+    }
+
+    /// Tells whether reclaim has looked at all of `resident` pages since, if it has looked at `scanned` by now. A group that was removed has
+    /// taken its part of that figure along.
+    fn has_looked_at_all(&self, scanned: u64, resident: u64) -> bool {
+        scanned.saturating_sub(self.scanned) >= resident * LOOKS
+    }
+}
+
 #[derive(Debug, Default)]
 struct Need {
-    fruitless_since: Option<Instant>,
+    vain: Option<Vain>,
     /// How often somebody had been refused memory, and when that was last seen to have changed.
     refusals: u64,
     refused_at: Option<Instant>,
@@ -183,7 +218,7 @@ impl Reclaimer {
         let charges = self.taker.groups.all();
         self.need.retain(|id, _| charges.iter().any(|charge| charge.id == *id));
         let shrunk = self.shrink_worker.freed();
-        let shrinking = shrunk > std::mem::replace(&mut self.shrunk, shrunk);
+        let shrunk = shrunk - std::mem::replace(&mut self.shrunk, shrunk);
         let mut more = false;
         let in_need: HashSet<GroupId> =
             charges.iter().filter(|charge| charge.is_near() && charge.excess() > 0).map(|charge| charge.id).collect();
@@ -205,7 +240,7 @@ impl Reclaimer {
             match charge.is_near() {
                 true => {
                     let time = times.get(&charge.id).copied().unwrap_or(LONGEST_STEP);
-                    more |= time.is_zero() || self.reclaim_from(charge, sessions, shrinking, time);
+                    more |= time.is_zero() || self.reclaim_from(charge, sessions, shrunk, time);
                 }
                 false => charge.set_exhausted(false),
             }
@@ -213,8 +248,8 @@ impl Reclaimer {
         more
     }
 
-    /// One step in one group; tells whether it has freed anything.
-    fn reclaim_from(&mut self, charge: &Charge, sessions: Sizes<'_>, shrinking: bool, time: Duration) -> bool {
+    /// One step in one group, after the pool was shrunk by so many bytes; tells whether it has freed anything.
+    fn reclaim_from(&mut self, charge: &Charge, sessions: Sizes<'_>, shrunk: u64, time: Duration) -> bool {
         let wanted = charge.excess().max(0) as u64;
         // Who is past the limit may be held, and waits for that reason.
         let waiting = charge.is_above_max() || self.anybody_waits(charge);
@@ -238,13 +273,14 @@ impl Reclaimer {
         self.press_pool(sessions, charge);
         let current = charge.current.load(Relaxed);
         let pool = current.saturating_sub(charge.anon.load(Relaxed));
-        let fruitless = self.need.get(&charge.id).is_some_and(|need| need.fruitless_since.is_some());
+        let fruitless = self.need.get(&charge.id).is_some_and(|need| need.vain.is_some());
         if freed < wanted / 2 && (pool > current / SMALL_POOL || fruitless) {
             // Programs hold on to what they have: then the pool has too large a part.
             let targets = self.taker.groups.unprotected(charge);
             let bytes = (wanted - freed).max(SHRINK_BYTES) / targets.len().max(1) as u64;
             targets.iter().for_each(|target| self.shrink_worker.ask(target.group, bytes));
         }
+        let scanned = self.scanned_below(charge);
         let need = self.need.entry(charge.id).or_default();
         let refusals = charge.events.max.load(Relaxed);
         if std::mem::replace(&mut need.refusals, refusals) != refusals {
@@ -255,20 +291,27 @@ impl Reclaimer {
         // Whoever waits below may wait for another limit than this.
         let most = if waiting || squeezed { 0 } else { margin(charge.max()) as i64 };
         let in_need = charge.limit(Limit::Max).is_some() && charge.need() > most;
-        if (freed > 0 && !squeezed) || shrinking || !in_need {
-            need.fruitless_since = None;
-        } else {
-            let since = *need.fruitless_since.get_or_insert_with(Instant::now);
+        let gained = shrunk / PAGE_SIZE as u64 + if squeezed { 0 } else { step.freed as u64 };
+        need.vain = if in_need { need.vain.unwrap_or_else(|| Vain::new(scanned)).after(gained) } else { None };
+        if let Some(vain) = need.vain {
             let is_below = |session: &Session| session.charge().is_below(charge.id);
             let is_unregistered =
-                || sessions.iter().any(|(session, _)| is_below(session) && session.is_unregistered_since(since));
-            let in_vain = since.elapsed();
-            if in_vain > OOM_PATIENCE && (in_vain > OOM_PATIENCE_IN_PARTS || !step.is_in_parts && !is_unregistered()) {
-                need.fruitless_since = None;
+                || sessions.iter().any(|(session, _)| is_below(session) && session.is_unregistered_since(vain.since));
+            let resident = charge.anon.load(Relaxed) / PAGE_SIZE as u64;
+            let is_in_parts = step.is_in_parts && !vain.has_looked_at_all(scanned, resident);
+            let elapsed = vain.since.elapsed();
+            if elapsed > OOM_PATIENCE && (elapsed > OOM_PATIENCE_IN_PARTS || !is_in_parts && !is_unregistered()) {
+                need.vain = None;
                 self.kill_largest(charge, sessions);
             }
         }
         freed > 0 || step.is_broken_off && step.moved > 0
+    }
+
+    /// Pages of a group, and below it, that reclaim has looked at.
+    fn scanned_below(&self, charge: &Charge) -> u64 {
+        let charges = self.taker.groups.all();
+        charges.iter().filter(|other| other.is_below(charge.id)).map(|other| other.counters.pgscan.load(Relaxed)).sum()
     }
 
     /// Has the pool shrunk in proportion: of each group, by as large a part as was looked at of its programs' memory.
@@ -670,6 +713,16 @@ mod tests {
             served.extend(times.into_iter().filter(|(_, time)| !time.is_zero()).map(|(id, _)| id));
         }
         assert_eq!(served.len(), 101, "each has had its turn");
+    }
+
+    #[test]
+    fn a_trickle_comes_to_nothing() {
+        let trickle = (0..10).try_fold(Vain::new(1000), |vain, _| vain.after(LEAST_FREED / 20));
+        assert!(trickle.is_some());
+        assert!(trickle.and_then(|vain| vain.after(LEAST_FREED)).is_none());
+        let vain = Vain::new(1000);
+        assert!(!vain.has_looked_at_all(1000 + 99 * LOOKS, 100) && vain.has_looked_at_all(1000 + 100 * LOOKS, 100));
+        assert!(!vain.has_looked_at_all(500, 100), "a group was removed");
     }
 
     #[test]
