@@ -15,6 +15,7 @@ use core::arch::{global_asm, naked_asm};
 use core::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 use crate::attach::{before_fork, in_forked_child, weak};
+use crate::hints::{self, finish};
 use crate::sys::{self, call};
 
 /// Whether this process, or one that it was forked from since it executed its program, has installed a filter.
@@ -40,26 +41,16 @@ pub unsafe extern "C" fn own_prctl(option: i32, a: usize, b: usize, c: usize, d:
     unsafe { finish(result) as i32 }
 }
 
-/// What a raw system call of the program's came to, as libc tells it.
-unsafe extern "C" fn finish(result: isize) -> isize {
-    if !(-4095..0).contains(&result) {
-        return result;
-    }
-    // SAFETY: as the caller's.
-    unsafe { crate::hints::set_errno(-result as i32) };
-    -1
-}
-
 /// `madvise` through `syscall`: what `hints` does for the function is done for the call, too.
 unsafe extern "C" fn madvise_call(address: usize, len: usize, advice: usize) -> isize {
     // SAFETY: the program's own request, with the arguments that it has given.
-    unsafe { crate::hints::own_madvise(address, len, advice as i32) as isize }
+    unsafe { hints::own_madvise(address, len, advice as i32) as isize }
 }
 
 /// `shmat` through `syscall`, likewise.
 unsafe extern "C" fn shmat_call(id: usize, address: usize, flags: usize) -> isize {
     // SAFETY: the program's own request, with the arguments that it has given.
-    unsafe { crate::hints::own_shmat(id as i32, address, flags as i32) }
+    unsafe { hints::own_shmat(id as i32, address, flags as i32) }
 }
 
 /// `process_madvise` through `syscall`, likewise.
@@ -71,7 +62,7 @@ unsafe extern "C" fn process_madvise_call(
     flags: usize,
 ) -> isize {
     // SAFETY: the program's own request, with the arguments that it has given.
-    unsafe { crate::hints::own_process_madvise(process as i32, ranges as _, count, advice as i32, flags as u32) }
+    unsafe { hints::own_process_madvise(process as i32, ranges as _, count, advice as i32, flags as u32) }
 }
 
 extern "C" fn note_seccomp(result: isize) -> isize {

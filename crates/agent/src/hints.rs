@@ -17,7 +17,7 @@ use uzswap_proto::{Advice, Advise, MAX_WORDS, PAGE_SIZE};
 use crate::attach::{evicts, job, weak};
 use crate::calls::is_filtered;
 use crate::connection::connect;
-use crate::sys::{self, EINVAL, call};
+use crate::sys::{self, EINVAL, call, is_error};
 use crate::worker::{receive, send};
 
 const MADV_DONTNEED: i32 = 4;
@@ -49,16 +49,13 @@ pub unsafe extern "C" fn own_madvise(address: usize, len: usize, advice: i32) ->
     // has evicted is not there any more for it to page out.
     // SAFETY: the program's own request.
     let result = unsafe { call!(sys::SYS_MADVISE, address, len, advice) };
-    if result >= 0 {
-        if advice == MADV_GUARD_INSTALL {
-            // SAFETY: just done.
-            unsafe { announce_guards(address, len) };
+    // SAFETY: guards were just installed. The program has called, in place of libc's function.
+    unsafe {
+        if result >= 0 && advice == MADV_GUARD_INSTALL {
+            announce_guards(address, len);
         }
-        return 0;
+        finish(result) as i32
     }
-    // SAFETY: the program has called, in place of libc's function.
-    unsafe { set_errno(-result as i32) };
-    -1
 }
 
 /// Has the kernel announce what it has discarded under guards.
@@ -88,12 +85,7 @@ pub unsafe extern "C" fn own_process_madvise(
 ) -> isize {
     // SAFETY: the program's own request.
     let result = unsafe { call!(sys::SYS_PROCESS_MADVISE, process, ranges, count, advice, flags) };
-    if result < 0 {
-        // SAFETY: the program has called, in place of libc's function.
-        unsafe { set_errno(-result as i32) };
-        return -1;
-    }
-    if advice == MADV_GUARD_INSTALL && sys::is_own(process) {
+    if result >= 0 && advice == MADV_GUARD_INSTALL && sys::is_own(process) {
         let mut left = result as usize;
         for place in 0..count {
             // SAFETY: the kernel has just read them, and advised the first `result` bytes.
@@ -107,7 +99,8 @@ pub unsafe extern "C" fn own_process_madvise(
             }
         }
     }
-    result
+    // SAFETY: the program has called, in place of libc's function.
+    unsafe { finish(result) }
 }
 
 /// As the libc's.
@@ -116,21 +109,12 @@ pub unsafe extern "C" fn own_process_madvise(
 /// As the libc's: with SHM_REMAP it replaces memory.
 pub unsafe extern "C" fn own_shmat(id: i32, address: usize, flags: i32) -> isize {
     let replaces = flags & SHM_REMAP != 0 && job().is_some() && !is_filtered();
-    // SAFETY: the program's own request.
-    let result = unsafe {
-        if replaces { replace_by_segment(id, address, flags) } else { call!(sys::SYS_SHMAT, id, address, flags) }
-    };
-    if is_error(result) {
-        // SAFETY: the program has called, in place of libc's function.
-        unsafe { set_errno(-result as i32) };
-        return -1;
+    // SAFETY: the program's own request, in place of libc's function.
+    unsafe {
+        let result =
+            if replaces { replace_by_segment(id, address, flags) } else { call!(sys::SYS_SHMAT, id, address, flags) };
+        finish(result)
     }
-    result
-}
-
-/// Whether the result of a system call that gives an address is an error.
-fn is_error(result: isize) -> bool {
-    (-4095..0).contains(&result)
 }
 
 /// Does what `shmat` does with SHM_REMAP; gives the address or a negative errno.
@@ -182,19 +166,23 @@ fn segment_size(id: i32) -> usize {
     segment[6]
 }
 
-/// Sets libc's errno of this thread, if there is a libc.
+/// Returns what a system call came to, as libc tells it: with an errno of this thread, if there is a libc.
 ///
 /// # Safety
 /// To be called in a thread of the program only.
-pub unsafe fn set_errno(number: i32) {
+pub unsafe extern "C" fn finish(result: isize) -> isize {
+    if !is_error(result) {
+        return result;
+    }
     let errno = weak!("__errno_location");
     if errno != 0 {
         // SAFETY: libc's function that gives the address of this thread's errno.
         unsafe {
             let errno: extern "C" fn() -> *mut i32 = core::mem::transmute(errno);
-            *errno() = number;
+            *errno() = -result as i32;
         }
     }
+    -1
 }
 
 /// Says it on a connection of its own and waits until the manager has done it. A manager that cannot be reached is no

@@ -102,6 +102,11 @@ macro_rules! call {
 }
 pub(crate) use call;
 
+/// Whether the result of a system call, which may be an address, is an error.
+pub fn is_error(result: isize) -> bool {
+    (-4095..0).contains(&result)
+}
+
 /// Kills this process.
 pub fn die() -> ! {
     const SIGKILL: usize = 9;

@@ -269,32 +269,23 @@ pub fn is_called_worker(pid: i32) -> bool {
     fs::read(format!("/proc/{pid}/comm")).is_ok_and(|name| name == b"uzswap-agent\n")
 }
 
-/// Whether a process descends from `front`. One that was collected does not any more.
-pub fn descends_from(pid: i32, front: i32) -> bool {
-    std::iter::successors(Some(pid), |&pid| Some(process(pid)?.parent)).skip(1).any(|ancestor| ancestor == front)
-}
-
 struct Process {
     parent: i32,
-    is_dead: bool,
-}
-
-fn process(pid: i32) -> Option<Process> {
-    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    // The name, in parentheses, may hold anything.
-    let mut fields = stat.rsplit_once(')')?.1.split_ascii_whitespace();
-    let (state, parent) = (fields.next()?, fields.next()?.parse().ok()?);
-    Some(Process { parent, is_dead: ["Z", "X"].contains(&state) })
 }
 
 /// All processes that are not dead.
 fn processes() -> HashMap<i32, Process> {
     let Ok(entries) = fs::read_dir("/proc") else { return HashMap::new() };
-    let all = entries.flatten().filter_map(|entry| {
-        let pid: i32 = entry.file_name().to_str()?.parse().ok()?;
-        Some((pid, process(pid)?))
-    });
-    all.filter(|(_, process)| !process.is_dead).collect()
+    (entries.flatten())
+        .filter_map(|entry| {
+            let pid: i32 = entry.file_name().to_str()?.parse().ok()?;
+            let stat = fs::read_to_string(entry.path().join("stat")).ok()?;
+            // The name, in parentheses, may hold anything.
+            let mut fields = stat.rsplit_once(')')?.1.split_ascii_whitespace();
+            let (state, parent) = (fields.next()?, fields.next()?.parse().ok()?);
+            (!["Z", "X"].contains(&state)).then_some((pid, Process { parent }))
+        })
+        .collect()
 }
 
 #[cfg(test)]
@@ -311,12 +302,9 @@ mod tests {
     #[test]
     fn descendants_are_found_through_generations() {
         let processes: HashMap<i32, Process> =
-            [(2, 1), (3, 2), (4, 3), (5, 1)].map(|(pid, parent)| (pid, Process { parent, is_dead: false })).into();
+            [(2, 1), (3, 2), (4, 3), (5, 1)].map(|(pid, parent)| (pid, Process { parent })).into();
         let mut found = descendants_in(&processes, 2);
         found.sort_unstable();
         assert_eq!(found, [3, 4]);
-        let own = std::process::id() as i32;
-        assert!(descends_from(own, 1) || own == 1);
-        assert!(!descends_from(own, own));
     }
 }

@@ -29,6 +29,7 @@ use uzswap_proto::{ENV_JOB, Job};
 use uzswap_vm::log::log;
 use uzswap_vm::sys::file::event;
 use uzswap_vm::sys::job::{self, Child, Signal, Signals};
+use uzswap_vm::sys::process::ancestors;
 
 use crate::control_fs::ControlFs;
 use crate::executioner::{self, Manner, Order};
@@ -418,7 +419,7 @@ impl Front {
     fn pass_on(&mut self, signal: Signal) {
         let Some(program) = self.program else { return };
         let own = std::process::id() as i32;
-        let is_from_outside = signal.sender().is_some_and(|sender| !executioner::descends_from(sender, own));
+        let is_from_outside = signal.sender().is_some_and(|sender| !ancestors(sender).skip(1).any(|pid| pid == own));
         if signal.number() == libc::SIGTERM && is_from_outside {
             match self.asked_to_end {
                 None => self.asked_to_end = Some(Instant::now()),

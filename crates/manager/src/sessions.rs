@@ -31,7 +31,7 @@ use uzswap_vm::range::Range;
 use uzswap_vm::space::{Space, Worker};
 use uzswap_vm::sys::link::{Link, Received, is_pidfd, is_userfaultfd, peer_handle};
 use uzswap_vm::sys::pagemap::Pagemap;
-use uzswap_vm::sys::process::{Kinship, Memory, PidFd, children, field, has_memory_of, share_memory};
+use uzswap_vm::sys::process::{Kinship, Memory, PidFd, ancestors, children, field, has_memory_of, share_memory};
 use uzswap_vm::sys::thread::{self, Processor};
 use uzswap_vm::sys::threads::Threads;
 use uzswap_vm::sys::uffd::Uffd;
@@ -44,9 +44,6 @@ use crate::executioner::{Manner, Order};
 use crate::groups::Groups;
 use crate::jobs::{Jobs, Tenant};
 use crate::quota::{Quota, Ticket};
-
-/// How far up a process's ancestors are looked at.
-const MOST_ANCESTORS: usize = 64;
 
 /// A process under management.
 #[derive(Debug)]
@@ -789,11 +786,6 @@ fn proven(tenant: &Tenant, process: PidFd) -> Option<PidFd> {
 /// The user has too many.
 fn counted(tenant: &Tenant, quota: &Arc<Quota>) -> Result<Option<Ticket>, ()> {
     if tenant.is_trusted() { Ok(None) } else { quota.take(tenant.uid).map(Some).ok_or(()) }
-}
-
-/// A process, its parent and so on.
-fn ancestors(pid: i32) -> impl Iterator<Item = i32> {
-    std::iter::successors(Some(pid), |pid| Some(Kinship::of(*pid)?.parent)).take(MOST_ANCESTORS)
 }
 
 fn anon_pages(statm: &File) -> u64 {

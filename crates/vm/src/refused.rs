@@ -2,7 +2,7 @@
 //!
 //! `munmap`, `mmap(MAP_FIXED)`, `mremap` and `brk` announce what they are about to unmap, and may fail after that: for want of memory or of
 //! address space (RLIMIT_AS, RLIMIT_DATA, overcommit), or because a part is sealed. The event comes all the same, and the mapping stays with
-//! all that was in it. Whoever believes the event leaves zeros in place of what was moved out.
+//! all that was in it. A pager that believes the event leaves zeros in place of what was moved out.
 //!
 //! Each of these calls does all or nothing. So the pager asks the kernel about one page of each part of what is said to be unmapped that may
 //! have contents moved out, and that no other change of the epoch divides:

@@ -203,6 +203,14 @@ impl Kinship {
     }
 }
 
+/// How far up a process's ancestors are looked at.
+const MOST_ANCESTORS: usize = 64;
+
+/// Returns a process, its parent and so on.
+pub fn ancestors(pid: i32) -> impl Iterator<Item = i32> {
+    std::iter::successors(Some(pid), |pid| Some(Kinship::of(*pid)?.parent)).take(MOST_ANCESTORS)
+}
+
 /// The children of process `pid`, of all its threads.
 pub fn children(pid: i32) -> Vec<i32> {
     let Ok(threads) = std::fs::read_dir(format!("/proc/{pid}/task")) else { return Vec::new() };
