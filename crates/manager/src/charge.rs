@@ -276,15 +276,20 @@ impl Charge {
         self.coming.fetch_add(bytes, Relaxed);
     }
 
-    /// Enters a measurement.
-    pub fn measured(&self, anon: u64, pool: u64) {
+    /// Returns the bytes that are being brought back.
+    pub fn coming(&self) -> i64 {
+        self.coming.load(Relaxed)
+    }
+
+    /// Enters a measurement, with what was being brought back before it was complete.
+    pub fn measured(&self, anon: u64, pool: u64, coming: i64) {
         let current = anon + pool;
         self.anon.store(anon, Relaxed);
         self.anon_peak.fetch_max(anon, Relaxed);
         self.current.store(current, Relaxed);
         self.peak.fetch_max(current, Relaxed);
         // Else what is on its way would be given twice.
-        let left = self.max() as i64 - current as i64 - self.coming.load(Relaxed);
+        let left = self.max() as i64 - current as i64 - coming;
         if self.left.swap(left, Relaxed) - left > UNSEEN {
             self.unseen.store(true, Relaxed);
         }
@@ -464,9 +469,9 @@ mod tests {
         let parent = Arc::new(limited(Some(64 << 20), None));
         let child = charge(1, Some(&parent));
         assert_eq!(child.spare() as u64, 64 << 20 >> 15);
-        parent.measured(40 << 20, 0);
+        parent.measured(40 << 20, 0, 0);
         assert_eq!(child.spare() as u64, 24 << 20 >> 15);
-        parent.measured(49 << 20, 0);
+        parent.measured(49 << 20, 0, 0);
         assert_eq!(child.spare(), 0);
         assert!(charge(0, None).spare() > 1 << 30);
     }
@@ -474,13 +479,13 @@ mod tests {
     #[test]
     fn no_more_is_given_than_is_left() {
         let charge = limited(Some(16 << 20), None);
-        charge.measured(15 << 20, (1 << 20) - 2 * PAGE as u64);
+        charge.measured(15 << 20, (1 << 20) - 2 * PAGE as u64, 0);
         assert!(charge.admit(1));
         assert!(!charge.admit(2));
         assert!(charge.admit(1));
         assert!(!charge.admit(1));
         assert_eq!((charge.excess(), charge.events.max.load(Relaxed)), (2 << 20, 2));
-        charge.measured(8 << 20, 0);
+        charge.measured(8 << 20, 0, 0);
         assert!(charge.excess() < 0);
         assert_eq!((charge.peak.load(Relaxed), charge.anon_peak.load(Relaxed)), ((16 << 20) - 8192, 15 << 20));
     }
@@ -491,17 +496,17 @@ mod tests {
         let below = charge(1, Some(&top));
         assert!(below.admit(12 * mib));
         below.load_begins(12 * mib);
-        top.measured(2 << 20, 0);
+        top.measured(2 << 20, 0, top.coming());
         assert!(!below.admit(4 * mib) && below.admit(2 * mib), "2 MiB are resident, 12 are coming");
         below.load_ends(12 * mib);
-        top.measured(16 << 20, 0);
+        top.measured(16 << 20, 0, top.coming());
         assert!(!below.admit(1));
     }
 
     #[test]
     fn the_reserve_is_not_for_those_who_can_wait() {
         let charge = limited(Some(16 << 20), None);
-        charge.measured(14 << 20, 0);
+        charge.measured(14 << 20, 0, 0);
         charge.set_reserve(1 << 20);
         assert!(charge.admit(256) && !charge.admit(1));
         charge.set_reserve(0);
@@ -534,9 +539,9 @@ mod tests {
     #[test]
     fn a_group_without_a_hard_limit_is_watched_near_its_high_mark() {
         let charge = limited(None, Some(256 << 20));
-        charge.measured(64 << 20, 0);
+        charge.measured(64 << 20, 0, 0);
         assert!(!charge.is_near());
-        charge.measured(257 << 20, 0);
+        charge.measured(257 << 20, 0, 0);
         assert!(charge.is_near() && charge.excess() == 1 << 20);
         assert!(charge.admit(1 << 20), "it is never refused anything");
     }
@@ -544,7 +549,7 @@ mod tests {
     #[test]
     fn reclaim_rests_where_it_has_found_nothing_until_that_may_have_changed() {
         let charge = limited(Some(64 << 20), None);
-        charge.measured(62 << 20, 0);
+        charge.measured(62 << 20, 0, 0);
         assert!(charge.excess() > 0 && charge.reclaim_pause() == charge.pause(0));
         charge.set_exhausted(true);
         assert_eq!(charge.reclaim_pause(), EXHAUSTED_PAUSE);
@@ -556,7 +561,7 @@ mod tests {
     fn a_limit_is_far_only_where_there_is_room_for_what_starts_unseen() {
         let far = |max: u64, anon: u64| {
             let charge = limited(Some(max << 20), None);
-            charge.measured(anon << 20, 0);
+            charge.measured(anon << 20, 0, 0);
             charge.is_far()
         };
         assert_eq!(

@@ -218,23 +218,28 @@ impl Groups {
 
     /// Enters what was measured: resident bytes of processes, by the group each is in.
     pub fn measured(&self, processes: impl Iterator<Item = (Arc<Charge>, u64)>) {
+        let charges = self.all();
+        // First: what arrives meanwhile is counted twice rather than not at all.
+        let coming: Vec<i64> = charges.iter().map(|charge| charge.coming()).collect();
         let mut anon: HashMap<GroupId, u64> = HashMap::new();
         for (charge, bytes) in processes {
             charge.path().for_each(|charge| *anon.entry(charge.id).or_default() += bytes);
         }
-        let charges = self.all();
-        // The root pays for the pool as it is, the others for what of theirs is in it.
         charges.iter().for_each(|charge| charge.set_occupied(anon.contains_key(&charge.id)));
-        let (root, below) = charges.split_first().expect("the root is always there");
-        root.measured(anon.get(&ROOT).copied().unwrap_or(0), self.engine.pool_bytes());
+        let enter = |place: usize, pool: u64| {
+            let charge: &Charge = &charges[place];
+            charge.measured(anon.get(&charge.id).copied().unwrap_or(0), pool, coming[place]);
+        };
+        // The root, the first, pays for the pool as it is, the others for what of theirs is in it.
+        enter(0, self.engine.pool_bytes());
+        let below = &charges[1..];
         if below.is_empty() {
             return;
         }
         let groups: Vec<Group> = below.iter().map(|charge| charge.group).collect();
         self.engine.zswap_of(&groups, |shard, place, bytes| below[place].zswap[shard].store(bytes, Relaxed));
-        for charge in below {
-            let zswap = charge.zswap.iter().map(|bytes| bytes.load(Relaxed)).sum();
-            charge.measured(anon.get(&charge.id).copied().unwrap_or(0), zswap);
+        for (place, charge) in below.iter().enumerate() {
+            enter(place + 1, charge.zswap.iter().map(|bytes| bytes.load(Relaxed)).sum());
         }
     }
 
@@ -464,16 +469,16 @@ mod tests {
         let [one, two] = ["one", "two"].map(|name| groups.create(ROOT, name, 0).expect("room"));
         let [low, min] = ["low", "min"].map(|name| groups.create(one, name, 0).expect("room"));
         let charge = |id| groups.get(id).expect("there");
-        [ROOT, one, two, low, min].into_iter().for_each(|id| charge(id).measured(10, 0));
+        [ROOT, one, two, low, min].into_iter().for_each(|id| charge(id).measured(10, 0, 0));
         let free = |id| groups.unprotected(&charge(id)).iter().map(|charge| charge.id).collect::<Vec<_>>();
         assert_eq!((free(ROOT), free(one)), (vec![ROOT], vec![one]), "nobody is protected");
         charge(one).set_limit(Limit::Min, Some(20));
         charge(min).set_limit(Limit::Min, Some(20));
         charge(low).set_limit(Limit::Low, Some(20));
-        charge(one).measured(30, 0);
+        charge(one).measured(30, 0, 0);
         assert_eq!(free(ROOT), [two, low], "what the parent does not grant does not count");
         assert_eq!((free(one), free(min), free(two)), (vec![low], vec![min], vec![two]), "for itself, or if all are");
-        charge(low).measured(30, 0);
+        charge(low).measured(30, 0, 0);
         assert_eq!(free(one), [low], "no more than it is granted");
     }
 
@@ -508,7 +513,7 @@ mod tests {
         for (id, low, used) in [(parent, 60, 120), (one, 60, 60), (two, 60, 20)] {
             let charge = groups.get(id).expect("there");
             charge.set_limit(Limit::Low, Some(low));
-            charge.measured(used, 0);
+            charge.measured(used, 0, 0);
         }
         let granted = |id, target| groups.protection(&groups.get(id).expect("there"), target, Limit::Low);
         assert_eq!((granted(one, ROOT), granted(two, ROOT)), (45, 15), "60 for claims of 60 and 20");

@@ -229,8 +229,9 @@ impl Watch {
         }
     }
 
-    /// Measures every process, and enters it into the accounts: unless a later measurement has been entered meanwhile, by a
-    /// thread that did not have to wait for a processor. What was filled since this one would be forgotten.
+    /// Measures every process, and enters it into the accounts, unless a later measurement has been entered meanwhile, by a thread that did not
+    /// have to wait for a processor. What was brought and taken since a process was measured is added: this thread may lose its processor for
+    /// milliseconds.
     pub fn measure(&self) -> Sizes {
         let number = self.begun.fetch_add(1, Relaxed);
         let sessions = self.sessions.all();
@@ -238,6 +239,7 @@ impl Watch {
         let mut measured = Vec::with_capacity(sessions.len());
         let mut sized: Sizes = Vec::with_capacity(sessions.len());
         for session in sessions {
+            let brought = session.space.brought();
             let resident = session.anon_pages() * PAGE_SIZE as u64;
             let bytes = resident.saturating_sub(session.space.uncharged());
             // The parent shares, too.
@@ -245,11 +247,13 @@ impl Watch {
                 self.have_share_measured(&session);
             }
             let own = if families { bytes.saturating_sub(session.share.bytes()) } else { bytes };
-            measured.push((session.charge(), own));
+            measured.push((session.clone(), own, brought));
             sized.push((session, bytes));
         }
         if self.entered.fetch_max(number, Relaxed) <= number {
-            self.groups.measured(measured.into_iter());
+            self.groups.measured(measured.iter().map(|(session, own, brought)| {
+                (session.charge(), own.saturating_add_signed(session.space.brought() - brought))
+            }));
         }
         sized.sort_by_key(|(_, bytes)| std::cmp::Reverse(*bytes));
         sized
