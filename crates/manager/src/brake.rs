@@ -26,9 +26,6 @@ const PATIENCE: Duration = Duration::from_millis(20);
 /// What a process has to have grown by, in bytes, to be one of those that are to blame. The kernel counts less no better.
 const GROWN: u64 = 128 << 10;
 
-/// How late the thread that looks may be to run, however prompt it is asked to be: others are in the kernel meanwhile.
-const DELAY: Duration = Duration::from_millis(3);
-
 /// How many may go at once where the limit is near.
 const FEW: usize = 2;
 
@@ -98,7 +95,7 @@ impl Brake {
     /// Holds and lets go, after a look; the next one comes later than it should by as much as `late`. Gives how many bytes can be
     /// touched besides for want of speed, by those who might be to blame.
     pub fn adjust(&mut self, sessions: &Sizes, late: Duration) -> u64 {
-        self.let_go(sessions, touched_in(DELAY + late));
+        self.let_go(sessions, touched_in(late));
         let lead = self.hold(sessions, late);
         let forgotten = self.reserved.extract_if(|_, (_, since)| since.elapsed() > RESERVED);
         forgotten.for_each(|(_, (charge, _))| charge.set_reserve(0));
@@ -162,7 +159,7 @@ impl Brake {
 
     /// Holds those who grow unseen so near a limit that what they touch till the next look could be too much; gives that.
     fn hold(&mut self, sessions: &Sizes, late: Duration) -> u64 {
-        let (mut most, usual) = (0, touched_in(DELAY + late));
+        let (mut most, usual) = (0, touched_in(late));
         for (session, bytes) in sessions {
             let charge = session.charge();
             if !charge.path().any(Charge::has_grown_unseen) {

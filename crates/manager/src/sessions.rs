@@ -730,7 +730,7 @@ impl Sessions {
     ///
     /// One call looks at some of them, and the next at the next: who has ended is heard of anyway.
     pub fn sweep(&self) {
-        const SOME: usize = 16;
+        const SOME: usize = 8;
         let swept = self.swept.load(Relaxed);
         let next: Vec<Arc<Session>> = {
             let list = self.list.read();

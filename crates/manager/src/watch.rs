@@ -50,6 +50,11 @@ const IN_TIME: Duration = Duration::from_micros(500);
 /// How soon to look again at threads that are about to be let go.
 const LETTING_GO: Duration = Duration::from_millis(2);
 
+/// How late the thread that looks expects to be at least, and at most, and for how long it expects to be as late again as it was.
+const DELAY: Duration = Duration::from_millis(3);
+const MOST_DELAY: Duration = Duration::from_millis(8);
+const DELAY_RECURS: Duration = Duration::from_secs(1);
+
 /// Processes with their resident anonymous bytes, largest first.
 pub type Sizes = Vec<(Arc<Session>, u64)>;
 
@@ -76,6 +81,35 @@ pub struct Watch {
 #[derive(Default)]
 struct Registered(HashMap<u64, (i64, Instant)>);
 
+/// How late the thread that looks has run, however prompt it has asked to be: others were in the kernel, or the host of this virtual machine
+/// had another one run.
+#[derive(Debug)]
+struct Delays {
+    /// The longest of this window, and of the one before.
+    longest: [Duration; 2],
+    since: Instant,
+}
+
+impl Delays {
+    fn new(now: Instant) -> Delays {
+        Delays { longest: [Duration::ZERO; 2], since: now }
+    }
+
+    fn note(&mut self, delay: Duration, now: Instant) {
+        let age = now.duration_since(self.since);
+        if age >= DELAY_RECURS {
+            let before = if age < DELAY_RECURS * 2 { self.longest[0] } else { Duration::ZERO };
+            (self.longest, self.since) = ([Duration::ZERO, before], now);
+        }
+        self.longest[0] = self.longest[0].max(delay);
+    }
+
+    /// Returns how long the next one may be.
+    fn expected(&self) -> Duration {
+        self.longest[0].max(self.longest[1]).clamp(DELAY, MOST_DELAY)
+    }
+}
+
 impl Watch {
     /// Enters what it measures into the accounts of `groups`.
     pub fn new(pager: Arc<Pager>, sessions: Arc<Sessions>, groups: Arc<Groups>, agent: &Path) -> Watch {
@@ -94,16 +128,17 @@ impl Watch {
         let (mut registered, mut brake) = (Registered::default(), Brake::default());
         let (mut meter, mut touched) = (FaultMeter::open().ok(), None);
         let (mut processes, mut rung, mut last) = (0, true, Instant::now());
-        let mut late = Duration::ZERO;
+        // While nothing is touched, the charges stay as they were measured.
+        let mut idle_pause = None;
+        let (mut late, mut delays) = (Duration::ZERO, Delays::new(Instant::now()));
         while !stop.load(Relaxed) && !visit::is_surplus() {
             let start = thread::processor_time();
-            let quiet = self.groups.all().iter().all(|charge| charge.excess() <= 0);
-            if processes >= MANY && quiet && !rung && !brake.holds() && last.elapsed() < STALE {
+            if let Some(pause) = idle_pause.filter(|_| !rung && !brake.holds() && last.elapsed() < STALE) {
                 // That many are not measured if hardly anything was touched, in any program of the machine. A process that is held
                 // touches nothing, and waits for the next look.
                 let now = meter.as_mut().and_then(FaultMeter::touched);
                 if now.zip(touched).is_some_and(|(now, before): (u64, u64)| now.wrapping_sub(before) < FEW_BYTES) {
-                    rung = self.groups.watch_bell.wait(self.groups.pause(0));
+                    rung = self.groups.watch_bell.wait(pause);
                     continue;
                 }
             }
@@ -113,7 +148,8 @@ impl Watch {
             let sessions = self.measure();
             processes = sessions.len();
             let looked = thread::processor_time();
-            let lead = brake.adjust(&sessions, late);
+            delays.note(last.elapsed().saturating_sub(looked - start), Instant::now());
+            let lead = brake.adjust(&sessions, delays.expected() + late);
             let braked = thread::processor_time();
             for (session, bytes) in &sessions {
                 let near = session.charge().path().any(Charge::is_near);
@@ -135,10 +171,17 @@ impl Watch {
             let looking = looked - start + (thread::processor_time() - braked);
             let rest = (looking * (share - 1)).max((braked - looked) / 2);
             late = (rest + looking).saturating_sub(IN_TIME);
+            let is_quiet = || charges.iter().all(|charge| charge.excess() <= 0);
+            idle_pause = (processes >= MANY && is_quiet()).then(|| self.groups.pause(0));
             // Otherwise the descriptors of a process that ends stay open for as long as this thread waits.
             drop(sessions);
             let pause = self.groups.pause(lead).max(rest);
-            rung = self.groups.watch_bell.wait(if brake.lets_go() { pause.min(LETTING_GO.max(rest)) } else { pause });
+            let pause = if brake.lets_go() { pause.min(LETTING_GO.max(rest)) } else { pause };
+            let asleep = Instant::now();
+            rung = self.groups.watch_bell.wait(pause);
+            if !rung {
+                delays.note(asleep.elapsed().saturating_sub(pause), Instant::now());
+            }
         }
     }
 
@@ -277,5 +320,29 @@ impl Registered {
     fn forget_but(&mut self, sessions: &Sizes) {
         let live: HashSet<u64> = sessions.iter().map(|(session, _)| session.id).collect();
         self.0.retain(|id, _| live.contains(id));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_delay_is_expected_again_for_a_while() {
+        let start = Instant::now();
+        let at = |tenths: u32| start + DELAY_RECURS * tenths / 10;
+        let mut delays = Delays::new(start);
+        assert_eq!(delays.expected(), DELAY);
+        delays.note(Duration::from_millis(5), at(5));
+        for tenths in [6, 11, 19] {
+            delays.note(Duration::ZERO, at(tenths));
+            assert_eq!(delays.expected(), Duration::from_millis(5));
+        }
+        delays.note(Duration::ZERO, at(21));
+        assert_eq!(delays.expected(), DELAY);
+        delays.note(Duration::from_secs(1), at(22));
+        assert_eq!(delays.expected(), MOST_DELAY);
+        delays.note(Duration::ZERO, at(60));
+        assert_eq!(delays.expected(), DELAY);
     }
 }

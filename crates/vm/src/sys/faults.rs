@@ -35,12 +35,15 @@ impl FaultMeter {
 }
 
 fn touched(counters: &str, most: u64) -> Option<u64> {
-    let count = |name: &str| {
-        let line = counters.split('\n').find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
-        line.and_then(|count| count.parse::<u64>().ok())
-    };
-    let huge = count("thp_fault_alloc").unwrap_or(0) + count("thp_collapse_alloc").unwrap_or(0);
-    Some(count("pgfault")?.wrapping_mul(most).wrapping_add(huge.wrapping_mul(HUGE)))
+    let (mut faults, mut huge) = (None, 0);
+    for (name, count) in counters.split('\n').filter_map(|line| line.split_once(' ')) {
+        match name {
+            "pgfault" => faults = count.parse::<u64>().ok(),
+            "thp_fault_alloc" | "thp_collapse_alloc" => huge += count.parse::<u64>().unwrap_or(0),
+            _ => (),
+        }
+    }
+    Some(faults?.wrapping_mul(most).wrapping_add(huge.wrapping_mul(HUGE)))
 }
 
 /// Whether no fault is answered with more than a page and less than 2 MiB.
