@@ -154,7 +154,7 @@ impl Watch {
             for (session, bytes) in &sessions {
                 let near = session.charge().path().any(Charge::is_near);
                 let asked = !session.is_refreshed(session.refreshes_asked());
-                let own = *bytes as i64 - session.space.brought();
+                let own = *bytes as i64 - session.space.traffic.brought();
                 let is_due = near && registered.is_due(session, own) || asked;
                 if is_due && session.may_be_refreshed() && self.have_registered(session) {
                     registered.note(session, own);
@@ -282,7 +282,7 @@ impl Watch {
         let mut measured = Vec::with_capacity(sessions.len());
         let mut sized: Sizes = Vec::with_capacity(sessions.len());
         for session in sessions {
-            let brought = session.space.brought();
+            let moved = session.space.traffic.moved();
             let resident = session.anon_pages() * PAGE_SIZE as u64;
             let bytes = resident.saturating_sub(session.space.uncharged());
             // The parent shares, too.
@@ -290,12 +290,12 @@ impl Watch {
                 self.have_share_measured(&session);
             }
             let own = if families { bytes.saturating_sub(session.share.bytes()) } else { bytes };
-            measured.push((session.clone(), own, brought));
+            measured.push((session.clone(), own, moved));
             sized.push((session, bytes));
         }
         if self.entered.fetch_max(number, Relaxed) <= number {
-            self.groups.measured(measured.iter().map(|(session, own, brought)| {
-                (session.charge(), own.saturating_add_signed(session.space.brought() - brought))
+            self.groups.measured(measured.into_iter().map(|(session, own, moved)| {
+                (session.charge(), own.saturating_add_signed(session.space.traffic.since(moved)))
             }));
         }
         sized.sort_by_key(|(_, bytes)| std::cmp::Reverse(*bytes));

@@ -405,6 +405,7 @@ impl Pager {
                 // A page that could neither be stored nor put back stays, and so does what came after it.
                 let done = run.iter().take_while(|(sequence, _)| state.staging.get(*sequence).is_none()).count();
                 state.staging.begin_discard(done);
+                space.traffic.begin_discard(done as u64 * PAGE);
                 state.request = Some(Request::Discard { pages: done });
                 done
             };
@@ -514,7 +515,7 @@ impl Pager {
                 let freed = words.get(1).map_or(0, |&freed| pages.min(freed as usize));
                 state.staging.discard(freed);
                 space.account().counters().discarded.fetch_add(freed as u64, Relaxed);
-                space.discarded(freed);
+                space.traffic.end_discard(freed as u64 * PAGE);
                 freed
             }
             (Some(&kind::COLLAPSED), Some(Request::Collapse)) => usize::from(words.get(1) == Some(&1)),

@@ -19,6 +19,7 @@
 //! | `removal` | what is about to be discarded |
 //! | `huge` | huge pages that were |
 //! | `epoch` | the order of events |
+//! | [`traffic`] | how many bytes were brought and taken |
 //! | `layout` | which mappings are managed |
 //! | [`swapin`] | how many pages a fault brings |
 //! | [`range`] | address arithmetic |
@@ -51,6 +52,7 @@ mod refused;
 mod removal;
 pub mod space;
 mod table;
+pub mod traffic;
 pub mod visit;
 
 mod epoch;

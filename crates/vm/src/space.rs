@@ -13,7 +13,7 @@
 use std::collections::VecDeque;
 use std::io;
 use std::os::fd::{AsRawFd, RawFd};
-use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, AtomicU64, AtomicUsize, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, LazyLock, Weak};
 use std::time::{Duration, Instant};
 
@@ -42,6 +42,7 @@ use crate::sys::tether::Tether;
 use crate::sys::thread::Processor;
 use crate::sys::uffd::{FillError, Message, Uffd};
 use crate::table::{PageState, PageTable};
+use crate::traffic::Traffic;
 use crate::visit::{self, Visit};
 
 /// An address space.
@@ -69,8 +70,8 @@ pub struct Space {
     pub(crate) held_in: AtomicBool,
     /// Bytes that were brought back for that; they are not charged.
     pub(crate) uncharged: AtomicU64,
-    /// Bytes that were filled, less those that were discarded.
-    brought: AtomicI64,
+    /// What was filled and discarded.
+    pub traffic: Traffic,
     /// Pages that were wanted again soon after they had been taken.
     missed: AtomicU64,
     /// How often the worker did not answer in time.
@@ -243,7 +244,7 @@ impl Space {
     pub(crate) fn new(id: u64, uffd: Uffd, state: State, account: Arc<dyn Account>, owner: Arc<Owner>) -> Space {
         let (account, state) = (RwLock::new(account), Mutex::new(state));
         let _counted = Counted::new(&owner);
-        let (blocked, resisted, fills, pace, noise, held_in, uncharged, brought, missed) = Default::default();
+        let (blocked, resisted, fills, pace, noise, held_in, uncharged, traffic, missed) = Default::default();
         let (silences, conversation, tether, awaits_tie, areas_of) = Default::default();
         Space {
             id,
@@ -260,7 +261,7 @@ impl Space {
             awaits_tie,
             held_in,
             uncharged,
-            brought,
+            traffic,
             missed,
             silences,
             conversation,
@@ -491,18 +492,8 @@ impl Space {
     /// Fills pages from `page` on, without waking who waits for them; how many bytes, and why not the others.
     pub(crate) fn fill(&self, page: u64, data: &[u8]) -> (u64, Option<FillError>) {
         let (filled, error) = self.uffd.copy_quietly(page, data);
-        self.brought.fetch_add(filled as i64, Relaxed);
+        self.traffic.fill(filled);
         (filled, error)
-    }
-
-    /// So many staged pages were discarded.
-    pub(crate) fn discarded(&self, pages: usize) {
-        self.brought.fetch_sub(pages as i64 * PAGE as i64, Relaxed);
-    }
-
-    /// By how many bytes more its memory has grown through us than shrunk. By what it has changed besides is the program's doing.
-    pub fn brought(&self) -> i64 {
-        self.brought.load(Relaxed)
     }
 
     /// Whether nothing is evicted, for a debugger or a core dump reads the memory.
