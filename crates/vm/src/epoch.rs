@@ -50,7 +50,7 @@ impl Change {
     }
 
     /// The ranges it has to do with.
-    fn ranges(self) -> impl Iterator<Item = Range> {
+    pub fn ranges(self) -> impl Iterator<Item = Range> {
         let other = match self {
             Change::Remap { to, len, .. } => Some(Range::sized(to, len)),
             Change::Remove(range) => Some(range),
@@ -130,16 +130,24 @@ pub enum Order {
 const MOST_IN_DOUBT: usize = 1024;
 const MOST: usize = 4096;
 
+/// Returns whether `read`, of one epoch, is more than can be ordered.
+pub fn is_too_much(read: &[Event]) -> bool {
+    read.len() > MOST && has_remaps(read)
+}
+
+fn has_remaps(read: &[Event]) -> bool {
+    read.iter().any(|event| matches!(event.change, Change::Remap { .. }))
+}
+
 /// Orders what was read in an epoch.
 ///
 /// `registered` is what was registered before; `is_registered` tells whether an address lies in a registered mapping now,
 /// if that can be told, and is asked only where several orders are possible.
 pub fn order(registered: &RangeSet, read: &[Event], mut is_registered: impl FnMut(u64) -> Option<bool>) -> Order {
-    let is_remap = |event: &Event| matches!(event.change, Change::Remap { .. });
-    if !read.iter().any(is_remap) {
+    if !has_remaps(read) {
         return Order::Found(read.to_vec());
     }
-    if read.len() > MOST {
+    if is_too_much(read) {
         return Order::TooMany;
     }
     let mut ordered = Vec::with_capacity(read.len());

@@ -81,11 +81,7 @@ impl Pager {
             if !read_all {
                 continue;
             }
-            let kernel = Asked { space, state };
-            let order = match refused::take_out(state, &mut events, &mut asked, !forks.is_empty(), &kernel) {
-                true => self.order(space, state, &events, forks.len()),
-                false => Order::Later,
-            };
+            let order = self.order(space, state, &mut events, &mut asked, forks.len());
             match order {
                 Order::Found(ordered) => {
                     self.settle(space, state, ordered, forks);
@@ -115,16 +111,23 @@ impl Pager {
         forks.into_iter().for_each(|child| self.forsake(space, state, child));
     }
 
-    /// What was read, in order.
-    fn order(&self, space: &Space, state: &State, events: &[Event], forks: usize) -> Order {
+    /// What was read and done, in order. `asked` is how many of the events are known to have been done.
+    fn order(&self, space: &Space, state: &State, events: &mut Vec<Event>, asked: &mut usize, forks: usize) -> Order {
         if events.len() + forks == 0 {
             return Order::Found(Vec::new());
         }
         match space.uffd.probe(PAGE) {
-            Probe::Changing => Order::Later,
-            Probe::Gone => Order::Found(events.to_vec()),
-            _ => epoch::order(&state.registered, events, |address| is_registered(&space.uffd, address)),
+            Probe::Changing => return Order::Later,
+            Probe::Gone => return Order::Found(std::mem::take(events)),
+            Probe::Registered | Probe::NotRegistered => {}
         }
+        if epoch::is_too_much(events) {
+            return Order::TooMany;
+        }
+        if !refused::take_out(state, events, asked, forks > 0, &Asked { space, state }) {
+            return Order::Later;
+        }
+        epoch::order(&state.registered, events, |address| is_registered(&space.uffd, address))
     }
 
     /// Applies what was read in an epoch.

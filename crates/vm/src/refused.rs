@@ -45,13 +45,15 @@ pub(crate) fn take_out(
     has_forks: bool,
     kernel: &impl Kernel,
 ) -> bool {
+    let mut index = None;
     while let Some(&event) = events.get(*asked) {
         let Change::Unmap(range) = event.change else {
             *asked += 1;
             continue;
         };
+        let index = index.get_or_insert_with(|| Index::of(events));
         let (mut stays, mut in_doubt) = (Vec::new(), Vec::new());
-        for Part { range, moved_away, brought } in doubtful_parts(state, events, range) {
+        for Part { range, moved_away, brought } in doubtful_parts(state, index, range) {
             if has_forks && (moved_away || brought) {
                 continue;
             }
@@ -64,36 +66,82 @@ pub(crate) fn take_out(
             }
         }
         if !in_doubt.is_empty() {
-            match was_refused(state, events, *asked, range, kernel) {
+            match was_refused(state, index, range, kernel) {
                 Some(true) => stays.append(&mut in_doubt),
                 Some(false) => {}
                 None => return false,
             }
         }
         stays.sort_unstable_by_key(|range| range.start);
-        let gone: Vec<Event> =
-            without(range, &stays).map(|range| Event { change: Change::Unmap(range), ..event }).collect();
-        let count = gone.len();
+        let gone: Vec<Range> = without(range, &stays).collect();
         if !stays.is_empty() {
-            events.splice(*asked..=*asked, gone);
+            index.replace(range, &gone);
+            events.splice(*asked..=*asked, gone.iter().map(|&range| Event { change: Change::Unmap(range), ..event }));
         }
-        *asked += count;
+        *asked += gone.len();
     }
     true
 }
 
-/// Tells whether event number `number`, that `range` would be unmapped, was announced in vain, if a part of it is registered; None where the layout is
-/// changing.
+/// The ranges that the events of an epoch have to do with, so that a question about one takes no look at all others: threads that change
+/// mappings without a pause make epochs of tens of thousands of events.
+struct Index {
+    /// Sorted.
+    starts: Vec<u64>,
+    ends: Vec<u64>,
+    /// From where to where mappings were moved.
+    remaps: Vec<(Range, Range)>,
+}
+
+impl Index {
+    fn of(events: &[Event]) -> Index {
+        let ranges = || events.iter().flat_map(|event| event.change.ranges()).filter(|range| !range.is_empty());
+        let remaps = events.iter().filter_map(|event| match event.change {
+            Change::Remap { from, to, len } => Some((Range::sized(from, len), Range::sized(to, len))),
+            Change::Remove(_) | Change::Unmap(_) => None,
+        });
+        let mut starts: Vec<u64> = ranges().map(|range| range.start).collect();
+        let mut ends: Vec<u64> = ranges().map(|range| range.end).collect();
+        starts.sort_unstable();
+        ends.sort_unstable();
+        Index { starts, ends, remaps: remaps.collect() }
+    }
+
+    /// Returns how many of the ranges overlap `range`.
+    fn overlapping(&self, range: Range) -> usize {
+        let begun = self.starts.partition_point(|start| *start < range.end);
+        begun - self.ends.partition_point(|end| *end <= range.start)
+    }
+
+    /// Returns where a range begins or ends inside `part`.
+    fn inside(&self, part: Range) -> BTreeSet<u64> {
+        let inside = |bounds: &'_ [u64]| {
+            let first = bounds.partition_point(|bound| *bound <= part.start);
+            first..bounds.partition_point(|bound| *bound < part.end).max(first)
+        };
+        let (starts, ends) = (&self.starts[inside(&self.starts)], &self.ends[inside(&self.ends)]);
+        starts.iter().chain(ends).copied().collect()
+    }
+
+    /// Puts `parts` in the place of one of the ranges.
+    fn replace(&mut self, range: Range, parts: &[Range]) {
+        let _ = self.starts.binary_search(&range.start).map(|place| self.starts.remove(place));
+        let _ = self.ends.binary_search(&range.end).map(|place| self.ends.remove(place));
+        for part in parts {
+            self.starts.insert(self.starts.partition_point(|start| *start < part.start), part.start);
+            self.ends.insert(self.ends.partition_point(|end| *end < part.end), part.end);
+        }
+    }
+}
+
+/// Tells whether the event that `range` would be unmapped was announced in vain, if a part of it is registered; None where the layout is changing.
 ///
 /// 1. If the end of what was registered there is not, the call was done: it does all or nothing.
 /// 2. If no registered mapping lies right before it, nor did in this epoch, none can have grown over the place: the call was refused.
 /// 3. A page that is present was not unmapped: none comes into registered memory but by the pager, which fills nothing meanwhile.
 /// 4. Else the call was refused if there is a reason for that now.
-fn was_refused(state: &State, events: &[Event], number: usize, range: Range, kernel: &impl Kernel) -> Option<bool> {
-    let is_untouched = |part: &Range| {
-        let others = events.iter().enumerate().filter(|(other, _)| *other != number);
-        !others.map(|(_, event)| event.change).any(|change| change.touches(*part))
-    };
+fn was_refused(state: &State, index: &Index, range: Range, kernel: &impl Kernel) -> Option<bool> {
+    let is_untouched = |part: &Range| index.overlapping(*part) == usize::from(range.overlaps(*part));
     let is_registered = |page| match kernel.ask(page) {
         Probe::Registered => Some(true),
         Probe::NotRegistered | Probe::Gone => Some(false),
@@ -123,34 +171,20 @@ struct Part {
 }
 
 /// The parts of `range`, in order, that may have contents moved out.
-fn doubtful_parts(state: &State, events: &[Event], range: Range) -> Vec<Part> {
-    let others = || events.iter().map(|event| event.change).filter(|change| change.touches(range));
-    let remaps: Vec<(Range, Range)> = others()
-        .filter_map(|change| match change {
-            Change::Remap { from, to, len } => Some((Range::sized(from, len), Range::sized(to, len))),
-            Change::Remove(_) | Change::Unmap(_) => None,
-        })
-        .collect();
+fn doubtful_parts(state: &State, index: &Index, range: Range) -> Vec<Part> {
     let mut doubtful = RangeSet::default();
     let with_contents = state.registered.within(range).into_iter();
     with_contents.filter(|part| state.table.first_away(*part).is_some()).for_each(|part| doubtful.insert(part));
-    let brought = remaps.iter().map(|(_, to)| to.intersect(range)).filter(|part| !part.is_empty());
+    let brought = index.remaps.iter().map(|(_, to)| to.intersect(range)).filter(|part| !part.is_empty());
     brought.for_each(|part| doubtful.insert(part));
-    if doubtful.is_empty() {
-        return Vec::new();
-    }
-    let unmapped = others().filter_map(|change| if let Change::Unmap(range) = change { Some(range) } else { None });
-    let changed = unmapped.chain(remaps.iter().flat_map(|&(from, to)| [from, to]));
-    let bounds: BTreeSet<u64> = changed.flat_map(|range| [range.start, range.end]).collect();
     let divide = |part: Range| {
-        let inside = bounds.range(part.start + 1..part.end).copied();
-        let ends: Vec<u64> = [part.start].into_iter().chain(inside).chain([part.end]).collect();
+        let ends: Vec<u64> = [part.start].into_iter().chain(index.inside(part)).chain([part.end]).collect();
         ends.windows(2).map(|pair| Range::new(pair[0], pair[1])).collect::<Vec<_>>()
     };
     let part = |range: Range| Part {
         range,
-        moved_away: remaps.iter().any(|(from, _)| from.overlaps(range)),
-        brought: remaps.iter().any(|(_, to)| to.overlaps(range)),
+        moved_away: index.remaps.iter().any(|(from, _)| from.overlaps(range)),
+        brought: index.remaps.iter().any(|(_, to)| to.overlaps(range)),
     };
     doubtful.iter().flat_map(divide).map(part).collect()
 }
@@ -165,6 +199,8 @@ fn without(range: Range, holes: &[Range]) -> impl Iterator<Item = Range> {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
     use crate::table::PageState;
 
@@ -283,5 +319,35 @@ mod tests {
         let (mut events, mut asked) = (vec![Event::new(Change::Unmap(A), 0)], 0);
         assert!(!take_out(&state, &mut events, &mut asked, false, &Changing));
         assert_eq!((events.len(), asked), (1, 0));
+    }
+
+    proptest! {
+        #[test]
+        fn the_index_answers_as_a_look_at_all_events(
+            pairs in proptest::collection::vec((1u64..30, 1u64..8, any::<bool>()), 0..20),
+            (at, pages) in (0u64..40, 1u64..10),
+        ) {
+            let range = |start: u64, pages: u64| Range::sized(start * PAGE, pages * PAGE);
+            let changes = pairs.iter().map(|&(start, pages, is_remap)| match is_remap {
+                true => remap(range(start, pages), range(start + 40, pages)),
+                false => Change::Unmap(range(start, pages)),
+            });
+            let mut events: Vec<Event> = changes.map(|change| Event::new(change, 0)).collect();
+            let part = range(at, pages);
+            let mut index = Index::of(&events);
+            for _ in 0..2 {
+                let ranges: Vec<Range> = events.iter().flat_map(|event| event.change.ranges()).collect();
+                prop_assert_eq!(index.overlapping(part), ranges.iter().filter(|range| range.overlaps(part)).count());
+                let bounds = ranges.iter().flat_map(|range| [range.start, range.end]);
+                let inside: BTreeSet<u64> = bounds.filter(|at| part.start < *at && *at < part.end).collect();
+                prop_assert_eq!(index.inside(part), inside);
+                // Something of the first that is unmapped stays.
+                let Some(first) = events.iter().position(|event| matches!(event.change, Change::Unmap(_))) else { break };
+                let whole = events[first].change.ranges().next().unwrap();
+                let left: Vec<Range> = without(whole, &[Range::page(whole.start)]).collect();
+                index.replace(whole, &left);
+                events.splice(first..=first, left.iter().map(|&left| Event::new(Change::Unmap(left), 0)));
+            }
+        }
     }
 }
