@@ -597,7 +597,8 @@ impl Manager {
         // A process that has begun to come is told to go on alone, by the reception.
         std::thread::sleep(LAST_CALLS);
         retire::release(&self.pager);
-        if self.sessions.all().is_empty() {
+        // Programs of a job load it still, also one of which no process has joined yet; then a later manager removes it.
+        if self.jobs.all().is_empty() {
             front::remove_agent(&self.agent);
         }
         self.stop.store(true, Relaxed);
