@@ -133,7 +133,7 @@ def event_storm(context: Context, test):
     start = time.monotonic()
     touched = touches(good, 4)
     took = time.monotonic() - start
-    outcomes = [storm.wait(seconds + 60) for storm in storms]
+    outcomes = [storm.wait(seconds + 30) for storm in storms]
     yield check(f"event-storm: to read 68 MiB took {took:.1f} s", unless(first and touched and took < 4, "another job was held up"), whole(good.end()))
     # One that never stands still is killed rather than wrong.
     yield check("event-storm: the storms are right", *(unless(outcome.status in (0, 137) and "MISMATCH" not in outcome.stderr and not outcome.hang, complaint(outcome))

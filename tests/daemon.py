@@ -227,15 +227,17 @@ def stop(context: Context, test):
     yield check("daemon-stop: jobs run on", unless(all(touched), f"{touched}"), *map(whole, outcomes),
                 unless(said == {"uzswap: warning: the daemon has stopped; the job runs on without a limit\n"}, f"{said}"))
 
-    daemon, go = Daemon(context), context.directory() / "go"
-    job = daemon.start(["sh", "-c", 'echo on; while [ ! -e "$0" ]; do sleep 0.1; done; sleep 0', go], "--quiet")
-    begun = wait_until(lambda: harness.read(job.files[0]) == b"on\n", 10)
-    ended = daemon.end().status == 0
-    other = context.run(["true"], "--memory-max", "64M", "--quiet", timeout=20)
-    go.touch()
-    outcome = job.wait(20)
-    yield check("daemon-stop: jobs start programs still", unless(begun and ended and other.status == 0, "the daemon or the other job failed"),
-                unless(outcome.status == 0 and outcome.stderr.count("\n") <= 1 and "preload" not in outcome.stderr, complaint(outcome)))
+    # A static program does not join.
+    for what, flags in (("managed", ()), ("unmanaged", ("-static",))):
+        daemon, go = Daemon(context), context.directory() / "go"
+        job = daemon.start([context.program("execlater", *flags), go, "sleep", "0"], "--quiet")
+        begun = wait_until(lambda: harness.read(job.files[0]) == b"on\n", 10)
+        ended = daemon.end().status == 0
+        other = context.run(["true"], "--memory-max", "64M", "--quiet", timeout=20)
+        go.touch()
+        outcome = job.wait(20)
+        yield check(f"daemon-stop: a job starts programs still, of {what} ones", unless(begun and ended and other.status == 0, "the daemon or the other job failed"),
+                    unless(outcome.status == 0 and (flags or outcome.stderr.count("\n") <= 1) and "preload" not in outcome.stderr, complaint(outcome)))
 
     need_root()
     # A machine without free memory, as far as the daemon can see.
