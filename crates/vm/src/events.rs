@@ -121,7 +121,7 @@ impl Pager {
             Probe::Gone => return Order::Found(std::mem::take(events)),
             Probe::Registered | Probe::NotRegistered => {}
         }
-        if epoch::is_too_much(events) {
+        if epoch::is_too_much(events, forks > 0) {
             return Order::TooMany;
         }
         if !refused::take_out(state, events, asked, forks > 0, &Asked { space, state }) {
