@@ -1,6 +1,7 @@
 """A hostile client beside the jobs of another user: wrong bytes, delays, and what the manager keeps."""
 from __future__ import annotations
 
+import math
 import mmap
 import multiprocessing
 import os
@@ -115,26 +116,40 @@ def random_clients(context: Context, test):
         print(*did, sep="\n")
 
 
+def seconds_to_touch(job) -> float:
+    """The time that a job takes to touch 2 MiB more and to read all that it has touched: the mean of three, for ever if it fails."""
+    start = time.monotonic()
+    return (time.monotonic() - start) / 3 if all([touches(job, 2) for _ in range(3)]) else math.inf
+
+
 @test("event-storm", 120)
 def event_storm(context: Context, test):
-    """Threads of one user that change mappings without a pause hold up no job of another user."""
+    """Threads of one user that change mappings without a pause cost a job of another user at most two seconds more than they do where no manager has them."""
     need_root()
     daemon = open_daemon(context)
     good = daemon.memory("--memory-max", "32M")
     first = touches(good, 64)
-    seconds = context.size(10, 60)
+    seconds = context.size(12, 60)
     modes = ("discard", "discard", "discard", "discard", "remap", "unmap")
-    storms = [daemon.start(["nice", "-n", "10", context.program("eventstorm"), mode, "50", str(seconds)], "--cgroup", f"storm-{number}", "--memory-max", "16M",
-                           "--quiet", prefix=NOBODY) for number, mode in enumerate(modes)]
+    program = lambda mode: ["nice", "-n", "10", context.program("eventstorm"), mode, "50", str(seconds)]
+    # Each a session of its own, as those below are, for the kernel may divide the processors among sessions.
+    bare = [subprocess.Popen([*NOBODY, *program(mode)], start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) for mode in modes]
+    time.sleep(1)
+    unmanaged = seconds_to_touch(good)
+    for storm in bare:
+        storm.kill()
+        storm.wait()
+    storms = [daemon.start(program(mode), "--cgroup", f"storm-{number}", "--memory-max", "16M", "--quiet", prefix=NOBODY)
+              for number, mode in enumerate(modes)]
     # All of their memory is watched by then. Reclaim of theirs has no part in this.
     time.sleep(2)
     for number in range(len(modes)):
         daemon.ask("set", f"cgroup/storm-{number}/memory.max", "max")
-    start = time.monotonic()
-    touched = touches(good, 4)
-    took = time.monotonic() - start
+    managed = seconds_to_touch(good)
+    storming = sum(storm.process.poll() is None for storm in storms)
     outcomes = [storm.wait(seconds + 30) for storm in storms]
-    yield check(f"event-storm: to read 68 MiB took {took:.1f} s", unless(first and touched and took < 4, "another job was held up"), whole(good.end()))
+    yield check(f"event-storm: to read 70 MiB takes {managed:.1f} s, {unmanaged:.1f} s beside the same threads unmanaged", unless(storming >= 5, f"{storming} storms are left"),
+                unless(first and managed < unmanaged + 2 < math.inf, "another job was held up"), whole(good.end()))
     # One that never stands still is killed rather than wrong.
     yield check("event-storm: the storms are right", *(unless(outcome.status in (0, 137) and "MISMATCH" not in outcome.stderr and not outcome.hang, complaint(outcome))
                                                        for outcome in outcomes))
