@@ -63,6 +63,10 @@ class Manager:
         answer = self.ask("get", path)
         return answer.stdout if answer.returncode == 0 else f"error: {answer.stderr}"
 
+    def procs(self, group: str = "cgroup") -> list[str]:
+        """The processes of a group; none where the group or the manager is not there yet."""
+        return self.ask("get", f"{group}/cgroup.procs").stdout.split()
+
     def count(self, path: str, key: str) -> int:
         lines = dict(line.split() for line in self.get(path).splitlines())
         return int(lines[key])
@@ -102,7 +106,7 @@ class Controlled(Manager):
         self.job = context.start(["python3", "-c", MEMORY], "--memory-max", "64M", "--quiet", "--control", self.socket, *options,
                                  stdin=subprocess.PIPE)
         # A program that is managed has begun.
-        self.began = wait_until(lambda: os.path.exists(self.socket) and self.get("cgroup/cgroup.procs"), 20)
+        self.began = wait_until(lambda: os.path.exists(self.socket) and self.procs(), 20)
 
     def touch(self, mib: int) -> bool:
         return touch(self.job, mib)
@@ -303,7 +307,7 @@ class Grouped(Controlled):
         env = {"UZSWAP": context.uzswap, "PROGRAM": MEMORY}
         self.job = context.start(["python3", "-c", GROUPS], "--memory-max", "192M", "--quiet", "--control", self.socket, *options,
                                  stdin=subprocess.PIPE, env=env)
-        self.began = wait_until(lambda: os.path.exists(self.socket) and self.get("cgroup/cgroup.procs"), 20)
+        self.began = wait_until(lambda: os.path.exists(self.socket) and self.procs(), 20)
 
     def start(self, group: str, mib: int | str) -> tuple[int, str]:
         """Starts a program in a group; gives its number and what it said."""

@@ -52,7 +52,7 @@ def environment(context: Context, test):
             took = []
             for number in range(2):
                 job = daemon.start(["sleep", "60"], "--cgroup", f"job{number}", "--quiet")
-                wait_until(lambda: daemon.get(f"cgroup/job{number}/cgroup.procs").strip(), 10)
+                wait_until(lambda: daemon.procs(f"cgroup/job{number}"), 10)
                 start = time.monotonic()
                 killed = daemon.ask("set", f"cgroup/job{number}/cgroup.kill", "1")
                 outcome = job.end_within(20)
@@ -103,7 +103,7 @@ def family(context: Context, test):
     try:
         line = f"sleep 0.5; exec {program} {daemon.socket} {context.uzswap}"
         theirs = daemon.start(["setsid", "-w", "sh", "-c", line], "--cgroup", "theirs", "--quiet", prefix=NOBODY)
-        roots = lambda: daemon.get("cgroup/roots/cgroup.procs").split()
+        roots = lambda: daemon.procs("cgroup/roots")
         in_roots = wait_until(roots, 10)
         process = next(iter(roots()), None)
         daemon.ask("set", "cgroup/theirs/cgroup.kill", "1", prefix=NOBODY)
@@ -171,7 +171,7 @@ def false_manager(context: Context, test):
     # A child of a job is attached at once if a limit is near.
     daemon = Daemon(context, "--socket-mode", "0666", "--memory-max", "64M")
     job = daemon.start(program, "--memory-max", "32M", "--quiet", stdin=subprocess.PIPE)
-    wait_until(lambda: daemon.get("cgroup/cgroup.procs").split(), 10)
+    wait_until(daemon.procs, 10)
     stopped = daemon.end()
     heard = lies_in_wait(job)
     job.process.stdin.close()
