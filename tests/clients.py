@@ -124,7 +124,7 @@ def seconds_to_touch(job) -> float:
 
 @test("event-storm", 120)
 def event_storm(context: Context, test):
-    """Threads of one user that change mappings without a pause cost a job of another user at most two seconds more than they do where no manager has them."""
+    """Threads of one user that change mappings without a pause cost a job of another user at most two seconds more than the same threads unmanaged."""
     need_root()
     daemon = open_daemon(context)
     good = daemon.memory("--memory-max", "32M")
@@ -132,7 +132,7 @@ def event_storm(context: Context, test):
     seconds = context.size(12, 60)
     modes = ("discard", "discard", "discard", "discard", "remap", "unmap")
     program = lambda mode: ["nice", "-n", "10", context.program("eventstorm"), mode, "50", str(seconds)]
-    # Each a session of its own, as those below are, for the kernel may divide the processors among sessions.
+    # Each runs in a session of its own, as the managed ones do: the kernel may divide the processors among sessions.
     bare = [subprocess.Popen([*NOBODY, *program(mode)], start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) for mode in modes]
     time.sleep(1)
     unmanaged = seconds_to_touch(good)
@@ -149,7 +149,7 @@ def event_storm(context: Context, test):
     storming = sum(storm.process.poll() is None for storm in storms)
     outcomes = [storm.wait(seconds + 30) for storm in storms]
     yield check(f"event-storm: to read 70 MiB takes {managed:.1f} s, {unmanaged:.1f} s beside the same threads unmanaged", unless(storming >= 5, f"{storming} storms are left"),
-                unless(first and managed < unmanaged + 2 < math.inf, "another job was held up"), whole(good.end()))
+                unless(first and unmanaged < math.inf and managed < min(4, unmanaged + 2), "another job was held up"), whole(good.end()))
     # One that never stands still is killed rather than wrong.
     yield check("event-storm: the storms are right", *(unless(outcome.status in (0, 137) and "MISMATCH" not in outcome.stderr and not outcome.hang, complaint(outcome))
                                                        for outcome in outcomes))

@@ -140,7 +140,7 @@ fn has_remaps(read: &[Event]) -> bool {
     read.iter().any(|event| matches!(event.change, Change::Remap { .. }))
 }
 
-/// Orders what was read in an epoch.
+/// Orders what was read in an epoch, unless that [`is_too_much`].
 ///
 /// `registered` is what was registered before; `is_registered` tells whether an address lies in a registered mapping now,
 /// if that can be told, and is asked only where several orders are possible.
