@@ -59,6 +59,14 @@ class Daemon(Manager):
         return [unless(gone, "processes are left"), unless(not os.path.exists(self.socket), "the socket is left")]
 
 
+def make_and_join(client: socket.socket, group: bytes, wishes: bytes) -> bytes:
+    """Makes a group and joins it, by the protocol alone; gives the answer to that."""
+    for verb, value in ((4, b""), (7, wishes)):
+        client.sendall(b"uz\x01" + bytes([verb]) + struct.pack("=HH", len(group), len(value)) + group + value)
+        answer = client.recv(4096)
+    return answer
+
+
 def open_daemon(context: Context, **settings) -> Daemon:
     """A daemon that every user may join."""
     daemon = Daemon(context, "--socket-mode", "0666", **settings)
@@ -452,6 +460,35 @@ def errors(context: Context, test):
     yield check("daemon-errors: ends", unless(daemon.end().status == 0, "status"), *daemon.is_gone())
 
 
+@test("kill-before-start", 30, beside=True)
+def kill_before_start(context: Context, test):
+    """cgroup.kill kills the program of a job that has joined and has not started it yet; not one that starts after the kill is done."""
+    daemon = Daemon(context)
+    with daemon.connect() as client:
+        joined = make_and_join(client, b"cgroup/late", b"transient")
+        marked = {**os.environ, "UZSWAP_JOB": joined[14:46].decode()}
+        kill = subprocess.Popen([context.uzswap, "set", "cgroup/late/cgroup.kill", "1", "--socket", daemon.socket])
+        time.sleep(0.3)
+        waits = kill.poll() is None
+        program = subprocess.Popen(["sleep", "1000"], env=marked)
+        killed = wait_until(lambda: program.poll() is not None, 10)
+        ended = kill.wait(10)
+        after = subprocess.Popen(["sleep", "1000"], env=marked)
+        time.sleep(0.3)
+        lives = after.poll() is None
+        after.kill()
+        after.wait()
+        began = time.monotonic()
+        idle = daemon.ask("set", "cgroup/late/cgroup.kill", "1")
+        took = time.monotonic() - began
+    program.kill()
+    program.wait()
+    yield check("kill-before-start", unless(waits, "the kill did not wait for the program"), unless(killed, "the program runs"),
+                unless(ended == 0, f"status {ended}"), unless(lives, "what started later was killed, too"))
+    yield check(f"kill-before-start: without a program {took:.1f} s", unless(idle.returncode == 0 and took < 8, f"{idle}"))
+    yield check("kill-before-start: ends", unless(daemon.end().status == 0, "status"), *daemon.is_gone())
+
+
 @test("daemon-hostile", 90)
 def hostile(context: Context, test):
     """Those who join and misbehave, or only flood: no other job notices."""
@@ -463,14 +500,8 @@ def hostile(context: Context, test):
     # Somebody who has nothing to do with any of it.
     bystander = subprocess.Popen(["sleep", "1000"])
 
-    def ask(client, verb: int, path: bytes, value: bytes = b"") -> bytes:
-        client.sendall(b"uz\x01" + bytes([verb]) + struct.pack("=HH", len(path), len(value)) + path + value)
-        return client.recv(4096)
-
     def join(client, wishes: bytes) -> bytes:
-        group = b"cgroup/bad-%d" % next(numbers)
-        ask(client, 4, group)
-        return ask(client, 7, group, wishes)
+        return make_and_join(client, b"cgroup/bad-%d" % next(numbers), wishes)
 
     def leaves():
         with daemon.connect() as client:

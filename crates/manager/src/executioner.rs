@@ -7,6 +7,7 @@
 
 use std::collections::{HashMap, HashSet};
 use std::fs;
+use std::sync::mpsc::Sender;
 use std::time::{Duration, Instant};
 
 use uzswap_proto::{ENV_JOB, Job};
@@ -56,8 +57,10 @@ pub struct Order {
     paused: Option<Instant>,
     patience: Duration,
     killed: HashSet<i32>,
-    /// Dropped when the job is dead: what waits for that notices.
+    /// Dropped when the job is dead.
     held: Vec<Box<dyn Send>>,
+    /// Where it is said how many processes the job had, when it is dead.
+    told: Vec<Sender<usize>>,
 }
 
 impl Order {
@@ -84,6 +87,7 @@ impl Order {
             patience,
             killed: HashSet::new(),
             held: Vec::new(),
+            told: Vec::new(),
         }
     }
 
@@ -114,6 +118,12 @@ impl Order {
         self
     }
 
+    /// Tells how many processes the job had, when it is dead.
+    pub fn tell(mut self, number: Sender<usize>) -> Order {
+        self.told.push(number);
+        self
+    }
+
     /// Returns whether both are for the same job.
     pub fn is_like(&self, other: &Order) -> bool {
         self.secret == other.secret
@@ -132,6 +142,7 @@ impl Order {
         let new: Vec<(i32, PidFd)> = later.known.into_iter().filter(is_new).collect();
         self.known.extend(new);
         self.held.extend(later.held);
+        self.told.extend(later.told);
     }
 
     /// Returns those processes of the job that are known without a search.
@@ -208,7 +219,11 @@ pub fn pass(orders: &mut Vec<Order>) -> usize {
         while order.front.is_some() && job::collect_child().is_some() {}
         let is_over = are_gone && are_all || order.begun.elapsed() > PATIENCE;
         order.patience = (order.patience * 2).min(MOST_PATIENCE);
-        killed += if is_over { order.killed.len() } else { 0 };
+        if is_over {
+            killed += order.killed.len();
+            // Fails if the asker waits no longer.
+            order.told.iter().for_each(|told| _ = told.send(order.killed.len()));
+        }
         !is_over
     });
     killed

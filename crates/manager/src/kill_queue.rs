@@ -119,15 +119,18 @@ pub fn add(order: Order) {
     }
 }
 
-/// Has jobs killed, and waits until they are dead.
-pub fn kill(orders: Vec<Order>) {
-    let (held, dead) = mpsc::channel::<()>();
-    for order in orders {
-        add(order.hold(held.clone()));
-    }
-    drop(held);
-    // Returns when the last order is dropped: nothing is sent.
-    let _ = dead.recv();
+/// Has jobs killed, and waits until they are dead; returns how many processes each of them had.
+pub fn kill(orders: Vec<Order>) -> Vec<usize> {
+    let numbers: Vec<_> = orders
+        .into_iter()
+        .map(|order| {
+            let (tell, number) = mpsc::channel();
+            add(order.tell(tell));
+            number
+        })
+        .collect();
+    // An order that is dropped without a word killed nothing.
+    numbers.into_iter().map(|number| number.recv().unwrap_or(0)).collect()
 }
 
 /// Has all that waits killed at once, and waits for that, but not for long: the manager ends.

@@ -31,6 +31,10 @@ const MOST_FAILURES: u32 = 16;
 /// How long an agent may take to attach: one that has failed to never does.
 const ATTACH_PATIENCE: Duration = Duration::from_secs(2);
 
+/// How long a job may take to start its first process, which a kill of its group waits for; and the first pause between two looks.
+const START_PATIENCE: Duration = Duration::from_secs(2);
+const FIRST_PAUSE: Duration = Duration::from_millis(5);
+
 /// How long killed processes may take to go.
 const KILL_PATIENCE: Duration = Duration::from_secs(10);
 
@@ -295,16 +299,27 @@ impl Machine for JobMachine {
 
     fn kill(&self, group: GroupId) -> Result<(), Error> {
         self.charge(group)?;
-        // Of whole jobs nobody is left out, managed or not.
-        let mut orders = Vec::new();
-        for tenant in self.jobs.all().iter().filter(|tenant| tenant.charge.is_below(group)) {
-            let sessions = self.sessions.of_job(tenant.job);
-            if !sessions.iter().all(|session| session.charge().is_below(group)) {
-                continue;
+        // Of whole jobs no process is left out, managed or not.
+        let mut jobs = self.jobs.all();
+        jobs.retain(|tenant| {
+            tenant.charge.is_below(group)
+                && self.sessions.of_job(tenant.job).iter().all(|session| session.charge().is_below(group))
+        });
+        let (begun, mut pause) = (Instant::now(), FIRST_PAUSE);
+        loop {
+            let own = std::process::id() as i32;
+            let orders = jobs.iter().map(|tenant| self.sessions.kill_order(Manner::AtOnce, tenant.job, &[own]));
+            let mut killed = kill_queue::kill(orders.collect()).into_iter();
+            // A job that has just begun has no process yet, and will have one: its front, which stays, is about to start it.
+            jobs.retain(|tenant| {
+                killed.next() == Some(0) && self.jobs.get(tenant.job.token).is_some() && tenant.has_front()
+            });
+            if jobs.is_empty() || begun.elapsed() > START_PATIENCE {
+                break;
             }
-            orders.push(self.sessions.kill_order(Manner::AtOnce, tenant.job, &[std::process::id() as i32]));
+            std::thread::sleep(pause);
+            pause *= 2;
         }
-        kill_queue::kill(orders);
         let started = Instant::now();
         loop {
             let living = self.below(group);

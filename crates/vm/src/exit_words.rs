@@ -16,6 +16,9 @@
 //!    would end before the worker has put it back.
 //! 6. A thread may have taken a mutex, and lost its page to a move, before it was known. So when new lists are known of a program that
 //!    uses robust mutexes, or that asks for an eviction, the worker follows them at once, whether or not there is a page to move.
+//! 7. The pages of threads that have ended are kept, too, and in a forked child those of its parent's other threads: libc keeps their
+//!    stacks for threads to come, in a list, and a child that has just been forked writes into that. Nothing of ours runs in the child before. If
+//!    the page had been evicted from its parent, and all of uzswap were killed at that moment, the child would wait there for ever.
 //!
 //! The addresses are the program's own claim. The manager reads nothing there, so a false one only keeps a page of that program.
 
@@ -44,10 +47,15 @@ const REST_IF_USED: u32 = 8;
 /// From so many pages on that were kept for held mutexes, those are forgotten whose mutexes are held no more.
 const MOST_HELD: u64 = 1024;
 
+/// From so many pages on that were kept for threads that have ended, those are forgotten.
+const MOST_FORMER: u64 = 256;
+
 /// The pages of a program that hold exit words.
 #[derive(Default)]
 pub(crate) struct ExitWords {
     pages: RangeSet,
+    /// Those of threads that have ended, and of threads that the parent had at the fork.
+    former: RangeSet,
     /// The pages that hold robust mutexes which threads held when their lists were followed.
     held: RangeSet,
     /// Whether there ever were some.
@@ -66,12 +74,36 @@ pub(crate) struct ExitWords {
 impl ExitWords {
     /// Whether `page` holds some.
     pub fn contains(&self, page: u64) -> bool {
-        self.pages.contains(page) || self.held.contains(page)
+        self.pages.contains(page) || self.held.contains(page) || self.former.contains(page)
     }
 
     /// Whether any page of `range` holds some.
     pub fn overlap(&self, range: Range) -> bool {
-        self.pages.overlaps(range) || self.held.overlaps(range)
+        self.pages.overlaps(range) || self.held.overlaps(range) || self.former.overlaps(range)
+    }
+
+    /// Takes note of the pages of the threads that there are now, of which there are so many.
+    fn take_pages(&mut self, pages: RangeSet, threads: u64) {
+        let ended = std::mem::replace(&mut self.pages, pages);
+        self.threads = threads;
+        self.keep_former(&ended);
+    }
+
+    /// Keeps the pages of threads that have ended, but not of arbitrarily many.
+    fn keep_former(&mut self, ended: &RangeSet) {
+        let ended = ended.iter().flat_map(|range| self.pages.missing(range));
+        let new: Vec<Range> = ended.filter(|range| !self.former.covers(*range)).collect();
+        if !new.is_empty() && size(&self.former) > MOST_FORMER * PAGE {
+            self.former = RangeSet::default();
+        }
+        new.into_iter().take(MOST_FORMER as usize).for_each(|range| self.former.insert(range));
+    }
+
+    /// What a forked child knows.
+    pub fn inherit(&self) -> ExitWords {
+        let mut child = ExitWords { former: self.former.clone(), ..ExitWords::default() };
+        child.keep_former(&self.pages);
+        child
     }
 
     /// Takes note of where the lists begin, in order.
@@ -92,7 +124,7 @@ impl ExitWords {
             return;
         }
         self.used = true;
-        if self.held.iter().map(Range::len).sum::<u64>() > MOST_HELD * PAGE {
+        if size(&self.held) > MOST_HELD * PAGE {
             self.held = RangeSet::default();
         }
         pages.iter().for_each(|page| self.held.insert(Range::page(*page)));
@@ -142,7 +174,7 @@ impl Pager {
                 return;
             }
             let rest = started.elapsed() * if words.used { REST_IF_USED } else { REST };
-            (words.pages, words.threads) = (pages, threads);
+            words.take_pages(pages, threads);
             words.due = Some([started + rest, started + if words.used { rest } else { rest.max(INTERVAL) }]);
             words.take_heads(heads);
             follow = words.untold && (now || words.used);
@@ -186,6 +218,11 @@ impl State {
         }
         away
     }
+}
+
+/// The number of bytes in all ranges of `set`.
+fn size(set: &RangeSet) -> u64 {
+    set.iter().map(Range::len).sum()
 }
 
 /// The pages that hold the head of a robust list and what lies before it. None if no program can have memory there.
@@ -235,6 +272,36 @@ mod tests {
         (0..=MOST_HELD).for_each(|page| words.hold(&[2 * page * PAGE]));
         words.hold(&[PAGE]);
         assert!(words.contains(PAGE) && !words.contains(2 * PAGE) && words.used);
+    }
+
+    #[test]
+    fn pages_of_threads_that_have_ended_are_kept_unless_they_are_too_many() {
+        let set = |pages: &[u64]| {
+            let mut set = RangeSet::default();
+            pages.iter().for_each(|page| set.insert(Range::page(page * PAGE)));
+            set
+        };
+        let mut words = ExitWords::default();
+        words.take_pages(set(&[1, 3]), 2);
+        words.take_pages(set(&[3]), 1);
+        assert!(words.contains(PAGE) && words.contains(3 * PAGE) && !words.contains(2 * PAGE));
+        // The child's only thread has not been seen.
+        let mut child = words.inherit();
+        assert!(child.contains(PAGE) && child.contains(3 * PAGE) && child.pages.is_empty());
+        child.take_pages(set(&[3]), 1);
+        assert!(child.contains(PAGE) && child.contains(3 * PAGE));
+
+        let many: Vec<u64> = (0..2 * MOST_FORMER).map(|number| 5 + 2 * number).collect();
+        words.take_pages(set(&many), many.len() as u64);
+        words.take_pages(set(&[]), 0);
+        assert!(
+            words.contains(PAGE)
+                && size(&words.former) > MOST_FORMER * PAGE
+                && size(&words.former) < 2 * MOST_FORMER * PAGE
+        );
+        words.take_pages(set(&[1000]), 1);
+        words.take_pages(set(&[]), 0);
+        assert!(!words.contains(PAGE) && words.contains(1000 * PAGE));
     }
 
     #[test]

@@ -671,6 +671,7 @@ impl State {
             excluded: self.excluded.clone(),
             beacon: self.beacon,
             has_guards: self.has_guards,
+            exit_words: self.exit_words.inherit(),
             heirs: self.heirs.clone(),
             is_new: true,
             ..State::default()
