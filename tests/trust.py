@@ -74,7 +74,7 @@ def without_reason(outcome: harness.Outcome) -> str:
 
 def wrong_bytes(outcome: harness.Outcome) -> str:
     """Says so if a program has read wrong bytes. A child that ended with status 9 has not: it was killed as its worker was gone, and its parent,
-    whose worker was killed some microseconds later, had the time to say so."""
+    whose worker was killed some microseconds later, had the time to say so. A child whose own child was killed ends in the same way."""
     killed = "its worker is gone" in outcome.stderr
     lines = [line for line in outcome.stderr.splitlines() if "MISMATCH" in line and not (killed and re.search(r" ended with status 9\b", line))]
     return unless(not lines, f"wrong bytes: {outcome.stderr[:400]}")
