@@ -16,7 +16,8 @@ import time
 
 import harness
 from behaviour import check, unless, wait_until
-from daemon import Daemon, open_daemon, whole
+from control import WRITE, speak
+from daemon import Daemon, make_and_join, open_daemon, whole
 from hostile import become, touches
 from suite import Context, PROTOCOL_VERSION, complaint, need_root, test
 
@@ -26,7 +27,6 @@ ATTACKER = 64331
 PAGE = 4096
 USERFAULTFD_NEW, UFFDIO_API = 0xAA00, 0xC018AA3F
 CALL, HELLO, ADVISE, FAILED = 17, 2, 11, 13
-WRITE, MAKE, JOIN = 2, 4, 7
 
 
 class Intruder:
@@ -35,14 +35,8 @@ class Intruder:
     def __init__(self, daemon: Daemon, wishes: bytes = b"transient"):
         self.daemon, self.door = daemon, daemon.connect()
         self.group = b"cgroup/bad-%d-%d" % (os.getpid(), time.monotonic_ns())
-        self.ask(MAKE, self.group)
-        joined = self.ask(JOIN, self.group, wishes)
-        self.name, self.token = joined[14:30], int(joined[30:46], 16)
-
-    def ask(self, verb: int, path: bytes, value: bytes = b"", door: socket.socket | None = None, waits: bool = True) -> bytes:
-        door = door or self.door
-        door.sendall(b"uz\x01" + bytes([verb]) + struct.pack("=HH", len(path), len(value)) + path + value)
-        return door.recv(4096) if waits else b""
+        job = make_and_join(self.door, self.group, wishes)
+        self.name, self.token = job[:16], int(job[16:], 16)
 
     def call(self) -> tuple[socket.socket, int]:
         """A connection that has been greeted, and the userfaultfd device."""
@@ -213,7 +207,7 @@ def kills_below_front(daemon: Daemon):
         front = FRONT[0]
         child = open(f"/proc/{front}/task/{front}/children").read().split()[0]
         for file, value in (("cgroup.procs", child), ("cgroup.freeze", "1"), ("cgroup.kill", "1")):
-            intruder.ask(WRITE, intruder.group + b"/" + file.encode(), value.encode(), daemon.connect())
+            speak(daemon.connect(), WRITE, intruder.group + b"/" + file.encode(), value.encode())
     return kill
 
 

@@ -15,9 +15,10 @@ import time
 
 import harness
 from behaviour import check, unless, wait_until
+from control import WRITE, request, speak
 from daemon import NOBODY, Daemon, open_daemon, whole
 import hostile_client
-from attack import ADVISE, CALL, HELLO, PAGE, WRITE, Intruder, areas, userfaultfd
+from attack import ADVISE, CALL, HELLO, PAGE, Intruder, areas, userfaultfd
 from hostile_client import EVICT, EVICTED, GO
 from hostile import VICTIM, become, delays_of, touches
 from suite import Context, MIB, PROTOCOL_VERSION, complaint, need_root, test
@@ -356,7 +357,7 @@ def no_descriptors(context: Context, test):
 def never_answers(daemon: Daemon) -> None:
     """A session in a small group whose worker obeys no request, and whose program wants more than it may have."""
     intruder = Intruder(daemon)
-    intruder.ask(WRITE, intruder.group + b"/memory.max", b"4M", daemon.connect())
+    speak(daemon.connect(), WRITE, intruder.group + b"/memory.max", b"4M")
     link, device = intruder.call()
     memory, words = areas()
     descriptors = [userfaultfd(device, False), userfaultfd(device, False), os.pidfd_open(os.getpid())]
@@ -427,7 +428,7 @@ def forks_what_it_never_moved(daemon: Daemon, shared: mmap.mmap) -> None:
     while True:
         kind = struct.unpack_from("=Q", link.recv(8192))[0]
         if kind == GO:
-            intruder.ask(WRITE, intruder.group + b"/memory.reclaim", b"16M", door, waits=False)
+            door.sendall(request(WRITE, intruder.group + b"/memory.reclaim", b"16M"))
         if kind == EVICT:
             shared[0] = 1
             link.send(struct.pack("=66Q", EVICTED, 512, *[0] * 64))

@@ -89,6 +89,21 @@ class Manager:
             besieger.join()
 
 
+# Requests of the control protocol.
+READ, WRITE, MAKE, JOIN = 1, 2, 4, 7
+
+
+def request(verb: int, path: bytes, value: bytes = b"") -> bytes:
+    """A request as the control protocol has it."""
+    return b"uz\x01" + bytes([verb]) + struct.pack("=HH", len(path), len(value)) + path + value
+
+
+def speak(door: socket.socket, verb: int, path: bytes, value: bytes = b"") -> bytes:
+    """Makes a request; gives the answer."""
+    door.sendall(request(verb, path, value))
+    return door.recv(4096)
+
+
 def touch(job: harness.Job, mib: int, timeout: float = 60) -> bool:
     """Has a program of MEMORY touch so much more. What it says is in its output; tells whether it said something."""
     said = lambda: harness.read(job.files[0]).count(b"\n")
@@ -595,7 +610,7 @@ def control_hostile(context: Context, test):
     """Garbage, half messages, floods, crowds and deaf readers harm neither the job nor whoever else asks."""
     job = Controlled(context)
     manager = job.job.manager()
-    request = b"uz\x01\x01" + struct.pack("=HH", len(b"cgroup/memory.stat"), 0) + b"cgroup/memory.stat"
+    question = request(READ, b"cgroup/memory.stat")
 
     def garbage():
         with job.connect() as client:
@@ -603,19 +618,19 @@ def control_hostile(context: Context, test):
 
     def half():
         with job.connect() as client:
-            client.sendall(request[:random.randrange(1, len(request))])
+            client.sendall(question[:random.randrange(1, len(question))])
             client.recv(1)
 
     def flood():
         with job.connect() as client:
             for _ in range(1000):
-                client.sendall(request)
+                client.sendall(question)
                 client.recv(100)
 
     def deaf():
         with job.connect() as client:
             while True:
-                client.sendall(request * 50)
+                client.sendall(question * 50)
 
     def crowd():
         clients = [job.connect() for _ in range(100)]

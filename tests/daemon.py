@@ -14,7 +14,7 @@ import time
 
 import harness
 from behaviour import check, unless, wait_until
-from control import MEMORY, Manager, touch
+from control import JOIN, MAKE, MEMORY, READ, Manager, request, speak, touch
 from suite import MIB, Context, complaint, need_root, test
 
 NOBODY = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"]
@@ -59,12 +59,10 @@ class Daemon(Manager):
         return [unless(gone, "processes are left"), unless(not os.path.exists(self.socket), "the socket is left")]
 
 
-def make_and_join(client: socket.socket, group: bytes, wishes: bytes) -> bytes:
-    """Makes a group and joins it, by the protocol alone; gives the answer to that."""
-    for verb, value in ((4, b""), (7, wishes)):
-        client.sendall(b"uz\x01" + bytes([verb]) + struct.pack("=HH", len(group), len(value)) + group + value)
-        answer = client.recv(4096)
-    return answer
+def make_and_join(door: socket.socket, group: bytes, wishes: bytes) -> bytes:
+    """Makes a group and joins it as a front does; gives the job: 16 digits of the daemon's name, 16 of the job's token."""
+    speak(door, MAKE, group)
+    return speak(door, JOIN, group, wishes)[14:46]
 
 
 def open_daemon(context: Context, **settings) -> Daemon:
@@ -408,7 +406,7 @@ def settings(context: Context, test):
         client = socket.socket(socket.AF_UNIX)      # before there is a daemon
         client.connect(str(directory / "activated"))
         client.settimeout(10)
-        client.sendall(b"uz\x01\x01" + struct.pack("=HH", 18, 0) + b"parameters/enabled")
+        client.sendall(request(READ, b"parameters/enabled"))
         os.set_inheritable(listener.fileno(), True)
         argv = ["sh", "-c", f'exec 3<&{listener.fileno()}; LISTEN_PID=$$ LISTEN_FDS=1 exec "$0" daemon', context.uzswap]
         job = harness.Job(argv, directory, uzswap=context.uzswap, env={"NOTIFY_SOCKET": str(directory / "notify")},
@@ -465,8 +463,8 @@ def kill_before_start(context: Context, test):
     """cgroup.kill kills the program of a job that has joined and has not started it yet; not one that starts after the kill is done."""
     daemon = Daemon(context)
     with daemon.connect() as client:
-        joined = make_and_join(client, b"cgroup/late", b"transient")
-        marked = {**os.environ, "UZSWAP_JOB": joined[14:46].decode()}
+        job = make_and_join(client, b"cgroup/late", b"transient")
+        marked = {**os.environ, "UZSWAP_JOB": job.decode()}
         kill = subprocess.Popen([context.uzswap, "set", "cgroup/late/cgroup.kill", "1", "--socket", daemon.socket])
         time.sleep(0.3)
         waits = kill.poll() is None
@@ -516,7 +514,7 @@ def hostile(context: Context, test):
         """Comes as a worker with the job's secret, and lies: names others' processes, who would be killed for it."""
         with daemon.connect() as client:
             joined = join(client, b"transient\nrequire")
-            name, token = joined[14:30], joined[30:46]
+            name, token = joined[:16], joined[16:]
             with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as worker:
                 worker.settimeout(2)
                 worker.connect(b"\0uzswap-" + name)

@@ -20,8 +20,8 @@ from pathlib import Path
 
 import harness
 from behaviour import check, unless, wait_until
-from control import MEMORY, besiege, busy
-from daemon import Daemon, open_daemon, whole
+from control import MEMORY, READ, besiege, busy, request
+from daemon import Daemon, make_and_join, open_daemon, whole
 from suite import Context, MIB, PROTOCOL_VERSION, complaint, need_root, test
 
 # A program that no agent can be loaded into: the manager writes a warning about it within five seconds.
@@ -174,13 +174,13 @@ def flood(context: Context, test):
     def asks():
         with daemon.connect() as client:
             while True:
-                client.sendall(READ)
+                client.sendall(QUESTION)
                 client.recv(4096)
 
     def deaf():
         with daemon.connect() as client:
             while True:
-                client.sendall(READ)
+                client.sendall(QUESTION)
 
     def as_another_user():
         become(VICTIM)
@@ -202,8 +202,7 @@ def flood(context: Context, test):
     yield check("hostile-flood: the daemon ends", unless(outcome.status == 0, complaint(outcome)), *daemon.is_gone())
 
 
-# A request for cgroup/memory.max.
-READ = b"uz\x01\x01" + struct.pack("=HH", 17, 0) + b"cgroup/memory.max"
+QUESTION = request(READ, b"cgroup/memory.max")
 
 
 def become(uid: int) -> None:
@@ -221,7 +220,7 @@ def delays_of(daemon: Daemon, uid: int, seconds: float) -> list[float]:
             start = time.monotonic()
             try:
                 with daemon.connect() as client:
-                    client.sendall(READ)
+                    client.sendall(QUESTION)
                     answered = client.recv(100).endswith(b"\n")
             except OSError:
                 answered = False
@@ -330,19 +329,13 @@ class Client:
 
     def __init__(self, daemon: Daemon):
         self.door = daemon.connect()
-        self.ask(4, b"cgroup/bad-%d-%d" % (os.getpid(), time.monotonic_ns()))
-        joined = self.ask(7, self.group, b"transient")
-        self.name, self.token = joined[14:30], int(joined[30:46], 16)
+        job = make_and_join(self.door, b"cgroup/bad-%d-%d" % (os.getpid(), time.monotonic_ns()), b"transient")
+        self.name, self.token = job[:16], int(job[16:], 16)
         self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.socket.settimeout(5)
         self.socket.connect(b"\0uzswap-" + self.name)
         self.socket.send(struct.pack("=3Q", 17, PROTOCOL_VERSION, self.token))
         assert self.socket.recv(4096), "the manager does not greet"
-
-    def ask(self, verb: int, path: bytes, value: bytes = b"") -> bytes:
-        self.group = path
-        self.door.sendall(b"uz\x01" + bytes([verb]) + struct.pack("=HH", len(path), len(value)) + path + value)
-        return self.door.recv(4096)
 
     def hello(self, descriptors: list[int], areas: int = 0) -> None:
         """Says hello with these descriptors, and with areas that begin at this address."""

@@ -79,6 +79,17 @@ impl JobMachine {
         self.sessions.all().into_iter().filter(below).collect()
     }
 
+    /// Kills all processes of `jobs`. A job that has just begun has no process yet, and its front, which stays, is about to start one: such
+    /// jobs remain in the list.
+    fn kill_whole(&self, jobs: &mut Vec<Arc<Tenant>>) {
+        let own = std::process::id() as i32;
+        let orders = jobs.iter().map(|tenant| self.sessions.kill_order(Manner::AtOnce, tenant.job, &[own]));
+        let mut killed = kill_queue::kill(orders.collect()).into_iter();
+        jobs.retain(|tenant| {
+            killed.next() == Some(0) && self.jobs.get(tenant.job.token).is_some() && tenant.has_front()
+        });
+    }
+
     /// Returns when process `pid`, which has just entered the group, is watched, and every group on its path is within its limit
     /// or has nothing to give. Costs nothing where all limits are far.
     fn bring_below_limits(&self, pid: i32, charge: &Charge) {
@@ -305,26 +316,12 @@ impl Machine for JobMachine {
             tenant.charge.is_below(group)
                 && self.sessions.of_job(tenant.job).iter().all(|session| session.charge().is_below(group))
         });
-        let (begun, mut pause) = (Instant::now(), FIRST_PAUSE);
-        loop {
-            let own = std::process::id() as i32;
-            let orders = jobs.iter().map(|tenant| self.sessions.kill_order(Manner::AtOnce, tenant.job, &[own]));
-            let mut killed = kill_queue::kill(orders.collect()).into_iter();
-            // A job that has just begun has no process yet, and will have one: its front, which stays, is about to start it.
-            jobs.retain(|tenant| {
-                killed.next() == Some(0) && self.jobs.get(tenant.job.token).is_some() && tenant.has_front()
-            });
-            if jobs.is_empty() || begun.elapsed() > START_PATIENCE {
-                break;
-            }
-            std::thread::sleep(pause);
-            pause *= 2;
-        }
+        self.kill_whole(&mut jobs);
         let started = Instant::now();
         loop {
             let living = self.below(group);
             if living.is_empty() || started.elapsed() > KILL_PATIENCE {
-                return Ok(());
+                break;
             }
             for session in living {
                 // It may have ended just now.
@@ -332,6 +329,13 @@ impl Machine for JobMachine {
             }
             std::thread::sleep(Duration::from_millis(2));
         }
+        let (began, mut pause) = (Instant::now(), FIRST_PAUSE);
+        while !jobs.is_empty() && began.elapsed() <= START_PATIENCE {
+            std::thread::sleep(pause);
+            pause *= 2;
+            self.kill_whole(&mut jobs);
+        }
+        Ok(())
     }
 
     fn reclaim(&self, group: GroupId, bytes: u64) -> Result<bool, Error> {

@@ -14,7 +14,7 @@
 //! | `guard` | what changes without an event: guard pages, wiping on fork |
 //! | [`visit`] | which thread is busy with which address space, and whether it makes progress |
 //! | [`owner`] | what one user's processes may cost another's |
-//! | `exit_words` | what the kernel needs when a thread ends |
+//! | `exit_words` | what the kernel needs when a thread ends, and libc afterwards |
 //! | [`user_queue`] | whose turn it is, of users that wait for one thread |
 //! | `removal` | what is about to be discarded |
 //! | `huge` | huge pages that were |
