@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import time
-from pathlib import Path
 
 import harness
 from behaviour import check, unless, wait_until
@@ -145,10 +144,12 @@ print(len(connection.recv(8192)), flush=True)
 
 def lies_in_wait(forker: harness.Job, into=()) -> tuple[str, str, str]:
     """What another user hears who listens at the name of the manager of `forker`, whose program then forks; and what the program says."""
-    programs = lambda: [pid for pid in forker.pids() if harness.comm(pid).startswith("python3")]
-    wait_until(programs, 10)
-    python = programs()[0]
-    name = Path(f"/proc/{python}/environ").read_bytes().split(b"UZSWAP_JOB=")[1][:16].decode()
+    # While a process executes a program it has that name already, and no environment yet.
+    names = lambda: {pid: secret[:16].decode() for pid in forker.pids() if harness.comm(pid).startswith("python3")
+                     for secret in harness.read(f"/proc/{pid}/environ").split(b"UZSWAP_JOB=")[1:]}
+    found = {}
+    wait_until(lambda: found.update(names()) or found, 10)
+    python, name = min(found.items())
     enter = [part.format(python) for part in into]
     liar = subprocess.Popen([*enter, *NOBODY, "python3", "-c", LISTENS, name], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:
