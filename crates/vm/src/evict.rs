@@ -303,7 +303,7 @@ impl Pager {
             return Ok(None);
         }
         let pages: Vec<u64> = runs.iter().flat_map(|run| (run.start..run.end).step_by(PAGE_SIZE)).collect();
-        space.account().counters().pgscan.fetch_add(pages.len() as u64, Relaxed);
+        space.count(|counters| &counters.pgscan, pages.len() as u64);
         let (mut staged, mut retry) = (0, pages);
         // A second round for pages that a fork left shared: touched for writing, they become this process's alone.
         for touch in [0, evict::TOUCH] {
@@ -514,7 +514,7 @@ impl Pager {
                 // A page that is being looked at cannot be moved just now; it and what follows stay for the next time.
                 let freed = words.get(1).map_or(0, |&freed| pages.min(freed as usize));
                 state.staging.discard(freed);
-                space.account().counters().discarded.fetch_add(freed as u64, Relaxed);
+                space.count(|counters| &counters.discarded, freed as u64);
                 space.traffic.end_discard(freed as u64 * PAGE);
                 freed
             }
@@ -572,8 +572,8 @@ impl Pager {
         for page in held {
             state.want_back(page);
         }
-        space.account().counters().pgsteal.fetch_add(moved as u64, Relaxed);
-        space.account().counters().busy.fetch_add(state.busy.len() as u64, Relaxed);
+        space.count(|counters| &counters.pgsteal, moved as u64);
+        space.count(|counters| &counters.busy, state.busy.len() as u64);
         if doubts || !unsure.is_empty() {
             self.forget_unwatched(space, state, pid, &unsure);
         }

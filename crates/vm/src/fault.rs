@@ -57,7 +57,7 @@ impl Pager {
                 self.answer_some(space, &mut state, &mut pass);
                 (news, !state.waiting.is_empty())
             };
-            space.account().admitted();
+            space.with_account(|account| account.admitted());
             pass.filled.iter().for_each(|range| space.uffd.wake(*range));
             if pass.loads.len() > 1 {
                 self.rearm(space);
@@ -272,7 +272,7 @@ impl Pager {
         match folios.rule() {
             Swapin::Never => (1, stored(page).into_iter().collect()),
             Swapin::Adaptive => {
-                let (most, spare) = (space.account().most_ahead(), space.account().spare());
+                let (most, spare) = space.with_account(|account| (account.most_ahead(), account.spare()));
                 let window = state.readahead.window(page, spare == 0, |window| folios.largest(window.min(most)));
                 let walk = state.table.stored_run(page, window);
                 let around = folios.around(page, spare, |folio| state.table.absent(folio));
@@ -333,7 +333,7 @@ impl Pager {
                 Err(error) => (0, Some(error)),
             }
         };
-        space.account().counters().zero_filled.fetch_add(filled / PAGE, Relaxed);
+        space.count(|counters| &counters.zero_filled, filled / PAGE);
         match error {
             Some(error) if filled == 0 => Answer::from(self.after_failed_fill(space, state, page, error)),
             _ => {
@@ -399,7 +399,7 @@ impl Pager {
         match space.fill(page, &data).1 {
             None => {
                 pass.filled.push(Range::page(page));
-                space.account().counters().rescued.fetch_add(1, Relaxed);
+                space.count(|counters| &counters.rescued, 1);
                 space.wanted(state, page, true);
             }
             Some(error) => match self.after_failed_fill(space, state, page, error) {
@@ -481,7 +481,7 @@ impl Pager {
             still.then_some(if i < filled { PageState::Resident } else { PageState::Stored(slot) })
         });
         if filled > 0 {
-            space.account().counters().readahead.fetch_add((filled - usize::from(fault.is_some())) as u64, Relaxed);
+            space.count(|counters| &counters.readahead, (filled - usize::from(fault.is_some())) as u64);
         }
         let back = Range::new(first, pages[pages.len() - 1].0 + PAGE);
         self.collapses.add(space, state.whole_again(back));
@@ -493,7 +493,7 @@ impl Pager {
             } else {
                 if filled > 0 {
                     space.wanted(&mut state, fault.page, false);
-                    space.account().counters().pgmajfault.fetch_add(1, Relaxed);
+                    space.count(|counters| &counters.pgmajfault, 1);
                 }
                 answered(space, &mut state, fault);
             }
@@ -528,7 +528,7 @@ fn needs_memory(state: &State, fault: Fault) -> bool {
 fn answered(space: &Space, state: &mut State, fault: Fault) {
     state.changing_since = None;
     space.go_on(state, &fault);
-    space.account().counters().stall_usec.fetch_add(fault.since.elapsed().as_micros() as u64, Relaxed);
+    space.count(|counters| &counters.stall_usec, fault.since.elapsed().as_micros() as u64);
 }
 
 fn may_fill_ahead(space: &Space, state: &State, page: u64) -> bool {
@@ -681,7 +681,7 @@ impl Pass {
     }
 
     fn admits(&self, space: &Space, pages: u64) -> bool {
-        !self.starves && space.account().admit(pages)
+        !self.starves && space.with_account(|account| account.admit(pages))
     }
 
     fn admits_for(&self, fault: &Fault, space: &Space, pages: u64) -> bool {

@@ -16,7 +16,6 @@ use crate::pager::Pager;
 use crate::range::{Range, RangeSet};
 use crate::space::{Space, State, Worker};
 use crate::sys::smaps;
-use crate::sys::uffd::Probe;
 use crate::table::PageState;
 
 /// How often all memory is searched for guard pages, at most; and how many times as long as a search there is none.
@@ -61,7 +60,7 @@ impl Pager {
         let (mut at, mut any) = (range.start, false);
         while at < range.end {
             let (found, end) = worker.pagemap.guards(Range::new(at, range.end));
-            if !found.is_empty() && space.uffd.is_watched(PAGE) == Probe::Changing {
+            if !found.is_empty() && space.uffd.is_changing() {
                 return None;
             }
             any |= !found.is_empty();

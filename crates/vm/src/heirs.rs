@@ -28,12 +28,11 @@ use std::time::Duration;
 
 use parking_lot::{Mutex, MutexGuard};
 
-use crate::PAGE;
 use crate::owner::Owner;
 use crate::pager::Pager;
 use crate::space::Space;
 use crate::sys::tether::Hold;
-use crate::sys::uffd::{AT_ONCE, Message, Probe, Uffd, WeakUffd};
+use crate::sys::uffd::{AT_ONCE, Message, Uffd, WeakUffd};
 use crate::tied::Tied;
 use crate::visit;
 
@@ -101,7 +100,7 @@ impl Heirs {
     pub fn read(&self, uffd: &Uffd, messages: &mut Vec<Message>, may_fork: bool) -> io::Result<bool> {
         let mut one_by_one = 0;
         // From before a fork until it is read. One message at a time takes longer.
-        while may_fork && uffd.is_watched(PAGE) == Probe::Changing {
+        while may_fork && uffd.is_changing() {
             if one_by_one == AT_ONCE {
                 return Ok(false);
             }

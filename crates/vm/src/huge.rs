@@ -7,7 +7,6 @@
 //!    a page is missing, or the program wants none, the kernel refuses, and they stay small.
 
 use std::collections::{BTreeSet, VecDeque};
-use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex};
@@ -125,7 +124,7 @@ impl Pager {
             state.request = Some(Request::Collapse);
         }
         if let Talk::Answered(1) = self.talk(space, &worker, &[kind::COLLAPSE, range.start]) {
-            space.account().counters().thp_collapse_alloc.fetch_add(1, Relaxed);
+            space.count(|counters| &counters.thp_collapse_alloc, 1);
         }
     }
 }

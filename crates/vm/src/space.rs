@@ -30,7 +30,7 @@ use crate::huge::HugePages;
 use crate::layout;
 use crate::noisy::Noise;
 use crate::owner::{Counted, LEFT_ALONE, Owner};
-use crate::pager::Account;
+use crate::pager::{Account, Counters};
 use crate::range::{Range, RangeSet};
 use crate::removal::Removals;
 use crate::staging::Staging;
@@ -409,6 +409,18 @@ impl Space {
     /// Who pays for what becomes resident and for what is stored from now on.
     pub fn account(&self) -> Arc<dyn Account> {
         self.account.read().clone()
+    }
+
+    /// Does something with who pays, at once: a reference counted for that would be passed between the processors for each fault.
+    pub(crate) fn with_account<T>(&self, act: impl FnOnce(&dyn Account) -> T) -> T {
+        act(self.account.read().as_ref())
+    }
+
+    /// Counts pages, or time, of whoever pays.
+    pub(crate) fn count(&self, counter: impl FnOnce(&Counters) -> &AtomicU64, by: u64) {
+        if by > 0 {
+            self.with_account(|account| counter(account.counters()).fetch_add(by, Relaxed));
+        }
     }
 
     /// Makes another pay. What is stored stays charged to whom it was stored for.

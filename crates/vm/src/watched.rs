@@ -18,7 +18,7 @@ use crate::pager::Pager;
 use crate::range::{Range, RangeSet};
 use crate::space::{Space, State};
 use crate::sys::uffd::Probe;
-use crate::{PAGE, events::wait_for_program, visit};
+use crate::{events::wait_for_program, visit};
 
 /// How often everything that passes for registered is asked about, at most; and how many times as long as that takes it is not.
 const INTERVAL: Duration = Duration::from_secs(1);
@@ -92,5 +92,5 @@ pub(crate) fn unwatched(space: &Space, state: &State, mappings: &[Range]) -> Opt
     }
     let evicted = lost.iter().flat_map(|range| state.table.list(range)).map(|(page, _)| page).collect::<Vec<_>>();
     let settled = evicted.into_iter().all(|page| space.uffd.is_watched(page) == Probe::NotRegistered);
-    (settled && space.uffd.is_watched(PAGE) != Probe::Changing).then_some(lost)
+    (settled && !space.uffd.is_changing()).then_some(lost)
 }

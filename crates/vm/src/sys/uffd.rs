@@ -260,14 +260,24 @@ impl Uffd {
     /// [`probe`](Self::probe): UFFDIO_CONTINUE is refused because the destination is not registered (ENOENT) before it
     /// is refused because the memory is private (EINVAL).
     pub fn is_watched(&self, page: u64) -> Probe {
-        const UFFDIO_CONTINUE: libc::c_ulong = 0xc020_aa07;
-        let error = self.ioctl(UFFDIO_CONTINUE, &mut [page, PAGE, 0, 0]).err().and_then(|error| error.raw_os_error());
-        match error {
+        match self.refusal(page, PAGE) {
             Some(libc::EINVAL) => Probe::Registered,
             Some(libc::EAGAIN) => Probe::Changing,
             Some(libc::ESRCH) => Probe::Gone,
             _ => Probe::NotRegistered,
         }
+    }
+
+    /// Asks whether a change of the layout is under way, and nothing else: the kernel refuses that before it finds that
+    /// nothing is asked about (EINVAL), and has then not looked at the memory yet.
+    pub fn is_changing(&self) -> bool {
+        self.refusal(PAGE, 0) == Some(libc::EAGAIN)
+    }
+
+    /// Why the kernel refuses UFFDIO_CONTINUE, which private memory never gets.
+    fn refusal(&self, start: u64, len: u64) -> Option<i32> {
+        const UFFDIO_CONTINUE: libc::c_ulong = 0xc020_aa07;
+        self.ioctl(UFFDIO_CONTINUE, &mut [start, len, 0, 0]).err().and_then(|error| error.raw_os_error())
     }
 
     /// Returns whether the address space is gone, even if a change of its layout has never come to an end. It waits for changes that are
