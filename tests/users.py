@@ -188,16 +188,20 @@ def false_manager(context: Context, test):
                 unless(outcome.status == 0, complaint(outcome)))
 
 
-@test("refused-heap", 90, beside=True)
+@test("refused-heap", 150, beside=True)
 def refused_heap(context: Context, test):
     """The kernel lets no page be filled after it has refused to shrink a heap: such a program is killed, and holds up the end of no daemon."""
     need_root()
-    program = [context.program("refused"), "heap"]
-    daemon = open_daemon(context)
-    stuck = daemon.start(program, "--memory-max", "16M", "--quiet", prefix=NOBODY)
-    refused = wait_until(lambda: b"refused" in harness.read(stuck.files[1]), 10)
-    stuck.kill()
-    outcome = daemon.end()
-    yield check("refused-heap: the daemon ends", unless(refused, "the heap was shrunk"), unless(outcome.status == 0, complaint(outcome)), *daemon.is_gone())
-    outcome = context.run(program, "--memory-max", "16M", timeout=test.seconds)
-    yield check("refused-heap: the program is killed", unless(outcome.status == 137 and "does not settle" in outcome.stderr, complaint(outcome)))
+    for what in ("heap", "heap-discard"):
+        program = [context.program("refused"), what]
+        daemon = open_daemon(context)
+        stuck = daemon.start(program, "--memory-max", "16M", "--quiet", prefix=NOBODY)
+        refused = wait_until(lambda: b"refused" in harness.read(stuck.files[1]), 10)
+        stuck.kill()
+        start = time.monotonic()
+        outcome = daemon.end()
+        seconds = time.monotonic() - start
+        yield check(f"refused-{what}: the daemon ends", unless(refused, "the heap was shrunk"), unless(outcome.status == 0, complaint(outcome)),
+                    unless(seconds < 10, f"after {seconds:.1f} s"), *daemon.is_gone())
+        outcome = context.run(program, "--memory-max", "16M", timeout=60)
+        yield check(f"refused-{what}: the program is killed", unless(outcome.status == 137 and "does not settle" in outcome.stderr, complaint(outcome)))

@@ -1,7 +1,8 @@
 /* refused: calls that the kernel refuses after it has announced what they would unmap. What was there is there as before, paged out or not.
  *
  * Also calls that it refuses at once although the agent looks at their arguments. With "heap" a brk that a sealed page stands in the way of:
- * after that the kernel lets no page of this process be filled, and it waits to be killed. */
+ * after that the kernel lets no page of this process be filled, and it waits to be killed. With "heap-discard" it discards memory in between:
+ * that is announced, and the layout does not settle after it. */
 #define _GNU_SOURCE
 #include "check.h"
 #include <errno.h>
@@ -83,7 +84,7 @@ static void limited(int resource, rlim_t limit, const char *what)
 	expect(memory, !done, what);
 }
 
-static void shrink_heap(void)
+static void shrink_heap(char *discarded)
 {
 	char *heap = (char *)(((uintptr_t)sbrk(0) + PAGE - 1) & -(uintptr_t)PAGE);
 
@@ -96,6 +97,8 @@ static void shrink_heap(void)
 		puts("not refused");
 		exit(1);
 	}
+	if (discarded && madvise(discarded, LEN, MADV_DONTNEED))
+		die("madvise");
 	fprintf(stderr, "refused\n");
 	expect(heap, 1, "brk");
 }
@@ -105,9 +108,10 @@ int main(int argc, char **argv)
 	char *memory, *other;
 	struct rlimit size;
 
-	(void)argv;
 	if (argc > 1) {
-		shrink_heap();
+		memory = map(LEN, PROT_READ | PROT_WRITE);
+		fill(memory);
+		shrink_heap(strcmp(argv[1], "heap-discard") ? NULL : memory);
 		puts("what was refused left all as it was");
 		return 0;
 	}

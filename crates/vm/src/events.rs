@@ -7,7 +7,7 @@
 //! 3. It applies the changes in this order, and takes each forked child under management where it lies between them.
 
 use std::io;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use crate::PAGE;
 use crate::epoch::{self, Change, Event, Order};
@@ -19,8 +19,16 @@ use crate::range::{Range, RangeSet};
 use crate::refused;
 use crate::space::{Fault, Space, State};
 use crate::sys::uffd::{FillError, Message, Probe, Uffd};
-use crate::sys::{limits, smaps};
+use crate::sys::{limits, process, smaps};
 use crate::table::PageState;
+
+/// A process whose faults could not be answered for this long, because its layout was changing all the time, is killed. After some
+/// changes that the kernel refuses (`brk` that would unmap a sealed part) it never takes back that one is under way. A fork of much memory
+/// takes 0.4 s for each GiB.
+pub(crate) const LONGEST_CHANGE: Duration = Duration::from_secs(30);
+
+/// Why it is killed.
+pub(crate) const NEVER_SETTLES: &str = "its memory layout does not settle (was a change of its heap refused?)";
 
 impl Pager {
     /// Reads all there is to read, applies changes of the layout and forks, and leaves the faults in `waiting`. Tells
@@ -93,7 +101,17 @@ impl Pager {
                 }
                 Order::Later => {}
             }
-            if begun.get_or_insert_with(Instant::now).elapsed() > SETTLES_WITHIN {
+            let changing_for = begun.get_or_insert_with(Instant::now).elapsed();
+            if changing_for > LONGEST_CHANGE {
+                self.give_up(space, state, forks, NEVER_SETTLES);
+                return false;
+            }
+            if changing_for > SETTLES_WITHIN {
+                if state.program.is_some_and(process::is_exiting) && space.uffd.has_no_memory() {
+                    // The kernel says first that the layout is changing, also when it is for ever.
+                    self.settle(space, state, events, forks);
+                    return news;
+                }
                 space.note_changes(events.len().saturating_sub(noted));
                 noted = events.len();
             }

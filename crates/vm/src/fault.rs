@@ -21,7 +21,7 @@ use uzswap_proto::beacon;
 
 use crate::PAGE;
 use crate::crew::PART;
-use crate::events::wait_for_program;
+use crate::events::{LONGEST_CHANGE, NEVER_SETTLES, wait_for_program};
 use crate::log::log;
 use crate::pager::{Account, Pager, read_pages, with_buffer};
 use crate::range::Range;
@@ -363,12 +363,7 @@ impl Pager {
             self.host.kill(space.id, &format!("the kernel does not fill its page {page:#x}: {error}"));
         }
         if error == FillError::Changing && state.changing_since.is_some_and(|since| since.elapsed() > LONGEST_CHANGE) {
-            self.give_up(
-                space,
-                state,
-                Vec::new(),
-                "its memory layout does not settle (was a change of its heap refused?)",
-            );
+            self.give_up(space, state, Vec::new(), NEVER_SETTLES);
             return Outcome::Done;
         }
         space.after_failed_fill(state, page, error)
@@ -614,11 +609,6 @@ impl Drop for Load {
         self.account.load_ends(self.pages.len() as u64);
     }
 }
-
-/// A process whose faults could not be answered for this long, because its layout was changing all the time, is killed. After some
-/// changes that the kernel refuses (`brk` that would unmap a sealed part) it never takes back that one is under way. A fork of much memory
-/// takes 0.4 s for each GiB.
-const LONGEST_CHANGE: Duration = Duration::from_secs(30);
 
 /// How long a thread serves one address space that has ever more to say before it looks whether others wait.
 const VISIT: Duration = Duration::from_millis(5);

@@ -35,6 +35,9 @@ const UFFDIO_MOVE: libc::c_ulong = 0xc028_aa05;
 const UFFDIO_REGISTER_MODE_MISSING: u64 = 1;
 const UFFD_EVENT_FORK: u8 = 0x13;
 
+/// How long a child is waited for. On a busy machine it may not get a processor for more than a second.
+const PATIENCE: Duration = Duration::from_secs(10);
+
 #[repr(C)]
 struct Api {
     api: u64,
@@ -201,7 +204,7 @@ impl UserFault {
 /// that child and is read here, as in a real job. No fork of this process ever waits.
 pub(super) fn try_fork_event() -> io::Result<()> {
     let (ours, theirs) = UnixStream::pair()?;
-    ours.set_read_timeout(Some(Duration::from_secs(1)))?;
+    ours.set_read_timeout(Some(PATIENCE))?;
     let child = Child::fork(|| fork_under_watch(&theirs))?;
     drop(theirs);
     let fault = receive(&ours)?;
@@ -234,7 +237,7 @@ fn fork_under_watch(socket: &UnixStream) {
 fn read_fork_event(fault: &UserFault) -> io::Result<()> {
     let mut poll = libc::pollfd { fd: fault.0.as_raw_fd(), events: libc::POLLIN, revents: 0 };
     // SAFETY: one valid pollfd, as the count says.
-    unsafe { libc::poll(&mut poll, 1, 1000) };
+    unsafe { libc::poll(&mut poll, 1, PATIENCE.as_millis() as i32) };
     // SAFETY: a message is plain integers, for which zeros are valid.
     let mut message: Message = unsafe { zeroed() };
     // SAFETY: the buffer is one message long.
@@ -327,7 +330,7 @@ impl Child {
 fn wait_to_be_killed() -> ! {
     // SAFETY: plain system calls.
     unsafe {
-        libc::sleep(2);
+        libc::sleep(2 * PATIENCE.as_secs() as u32);
         libc::_exit(0)
     }
 }
