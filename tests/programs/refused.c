@@ -1,8 +1,8 @@
 /* refused: calls that the kernel refuses after it has announced what they would unmap. What was there is there as before, paged out or not.
  *
  * Also calls that it refuses at once although the agent looks at their arguments. With "heap" a brk that a sealed page stands in the way of:
- * after that the kernel lets no page of this process be filled, and it waits to be killed. With "heap-discard" it discards memory in between:
- * that is announced, and the layout does not settle after it. */
+ * after that the kernel lets no page of this process be filled, and it waits to be killed. With "heap-discard" the process
+ * discards other memory in between: the kernel announces that, and never says that it is done. */
 #define _GNU_SOURCE
 #include "check.h"
 #include <errno.h>

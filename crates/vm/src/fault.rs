@@ -527,7 +527,9 @@ fn answered(space: &Space, state: &mut State, fault: Fault) {
 }
 
 fn may_fill_ahead(space: &Space, state: &State, page: u64) -> bool {
-    state.registered.contains(page) && state.table.get(page) == PageState::Resident && space.account().admit(1)
+    state.registered.contains(page)
+        && state.table.get(page) == PageState::Resident
+        && space.with_account(|account| account.admit(1))
 }
 
 /// What became of a fault.

@@ -411,12 +411,12 @@ impl Space {
         self.account.read().clone()
     }
 
-    /// Does something with who pays, at once: a reference counted for that would be passed between the processors for each fault.
+    /// Passes the account to `act`. Takes no counted reference: all threads that serve faults would write to its one counter.
     pub(crate) fn with_account<T>(&self, act: impl FnOnce(&dyn Account) -> T) -> T {
         act(self.account.read().as_ref())
     }
 
-    /// Counts pages, or time, of whoever pays.
+    /// Adds `by` to a counter of the account.
     pub(crate) fn count(&self, counter: impl FnOnce(&Counters) -> &AtomicU64, by: u64) {
         if by > 0 {
             self.with_account(|account| counter(account.counters()).fetch_add(by, Relaxed));

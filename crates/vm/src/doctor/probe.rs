@@ -35,7 +35,7 @@ const UFFDIO_MOVE: libc::c_ulong = 0xc028_aa05;
 const UFFDIO_REGISTER_MODE_MISSING: u64 = 1;
 const UFFD_EVENT_FORK: u8 = 0x13;
 
-/// How long a child is waited for. On a busy machine it may not get a processor for more than a second.
+/// How long the doctor waits for a child, which on a busy machine may not get a processor for more than a second.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 #[repr(C)]
