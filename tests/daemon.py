@@ -213,6 +213,40 @@ def late_worker(context: Context, test):
     yield check("daemon-late-worker: ends", unless(daemon.end().status == 0, "status"), *daemon.is_gone())
 
 
+@test("daemon-starved", 60)
+def starved(context: Context, test):
+    """Protected memory is not taken because the manager has not come to register yet what another process has touched."""
+    need_root()
+    daemon, quiet, loud = protected_beside_loud(context, "96M")
+    # Takes the processors from everything else for 7 to 22 ms at a time, as the host of a virtual machine may.
+    thief = ("import os, random, sys, time\n"
+             "os.sched_setaffinity(0, {int(sys.argv[1])})\n"
+             "os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(90))\n"
+             "while True:\n"
+             "    end = time.monotonic() + random.uniform(0.007, 0.022)\n"
+             "    while time.monotonic() < end: pass\n"
+             "    time.sleep(random.uniform(0.005, 0.015))\n")
+    outcomes = []
+    thieves = [subprocess.Popen(["python3", "-c", thief, str(cpu)]) for cpu in os.sched_getaffinity(0)]
+    try:
+        touched = loud.touch(64)
+        # The first that each of them touches is not registered yet.
+        for _ in range(4):
+            other = daemon.memory("--cgroup", "loud")
+            touched = touched and other.touch(64)
+            outcomes.append(other.end())
+        alive = all(thief.poll() is None for thief in thieves)
+    finally:
+        for thief in thieves:
+            thief.kill()
+            thief.wait()
+    moved = daemon.count("cgroup/loud/memory.stat", "pgsteal")
+    yield check("daemon-starved", taken_from(daemon, "quiet"), unless(touched, "the loud one did not answer"),
+                unless(alive, "a thief has ended"), unless(moved > 1000, "it was not reclaimed from"),
+                *map(whole, [*outcomes, quiet.end(), loud.end()]))
+    yield check("daemon-starved: ends", unless(daemon.end().status == 0, "status"), *daemon.is_gone())
+
+
 @test("daemon-stop", 120, beside=True)
 def stop(context: Context, test):
     """A daemon that ends brings back everything first, or refuses; its jobs run on."""

@@ -46,6 +46,15 @@ fn protects(limit: Limit) -> bool {
     matches!(limit, Limit::Low | Limit::Min)
 }
 
+/// Steps of reclaim in a group, one after the other, that came to nothing.
+#[derive(Debug, Clone, Copy)]
+struct Fruitless {
+    first: Instant,
+    /// The first of the latest ones that were late.
+    late_since: Option<Instant>,
+    latest: Instant,
+}
+
 /// The account of one group. Sizes are in bytes.
 #[derive(Debug)]
 pub struct Charge {
@@ -72,8 +81,8 @@ pub struct Charge {
     reserve: AtomicU64,
     /// Reclaim finds nothing to take: what is left may not be swapped out.
     exhausted: AtomicBool,
-    /// Steps of reclaim come to nothing because workers are late: the time of the first and of the latest of them.
-    late: Mutex<Option<(Instant, Instant)>>,
+    /// The latest steps of reclaim, if they came to nothing.
+    fruitless: Mutex<Option<Fruitless>>,
     /// The session at which the latest step of reclaim broke off.
     pub resume: AtomicU64,
     /// Processes were here or below when it was last measured, however little of their memory they pay for.
@@ -189,7 +198,7 @@ impl Charge {
             unseen: AtomicBool::default(),
             reserve: AtomicU64::default(),
             exhausted: AtomicBool::default(),
-            late: Mutex::default(),
+            fruitless: Mutex::default(),
             resume: AtomicU64::default(),
             occupied: AtomicBool::default(),
             anon: AtomicU64::default(),
@@ -330,14 +339,22 @@ impl Charge {
         }
     }
 
-    /// Notes whether a step of reclaim has come to nothing because workers are late. Returns for how long all steps have; `None` if this
-    /// one has not. A step after a pause longer than `memory` begins anew.
-    pub fn note_late(&self, late: bool, memory: Duration) -> Option<Duration> {
-        let mut steps = self.late.lock();
+    /// Notes that a step of reclaim has come to nothing. `is_late` tells, by when the first of such steps was, whether there may be
+    /// something to take a little later. Returns for how long all steps have been late; `None` if this one is not. A step after a pause
+    /// longer than `memory` begins anew.
+    pub fn note_fruitless(&self, memory: Duration, is_late: impl FnOnce(Instant) -> bool) -> Option<Duration> {
+        let mut steps = self.fruitless.lock();
         let now = Instant::now();
-        let first = steps.filter(|(_, latest)| now - *latest <= memory).map_or(now, |(first, _)| first);
-        *steps = late.then_some((first, now));
-        steps.map(|_| now - first)
+        let before = steps.filter(|steps| now - steps.latest <= memory);
+        let first = before.map_or(now, |steps| steps.first);
+        let late_since = is_late(first).then(|| before.and_then(|steps| steps.late_since).unwrap_or(now));
+        *steps = Some(Fruitless { first, late_since, latest: now });
+        late_since.map(|since| now - since)
+    }
+
+    /// Notes that a step of reclaim has come to something.
+    pub fn note_fruitful(&self) {
+        *self.fruitless.lock() = None;
     }
 
     /// Takes so many bytes if so much is left besides the reserve. Wakes reclaim when little is.
@@ -452,16 +469,27 @@ mod tests {
     }
 
     #[test]
-    fn it_is_known_for_how_long_steps_have_come_to_nothing_for_late_workers() {
+    fn it_is_known_for_how_long_steps_have_come_to_nothing_and_have_been_late() {
         let (charge, memory) = (limited(None, None), Duration::from_secs(60));
+        let begun = Instant::now();
+        let step = |late: bool, memory| charge.note_fruitless(memory, |first| late && first >= begun);
         let pass = || std::thread::sleep(Duration::from_millis(2));
-        assert_eq!(charge.note_late(false, memory), None);
-        assert_eq!(charge.note_late(true, memory), Some(Duration::ZERO));
+        assert_eq!(step(false, memory), None);
         pass();
-        assert!(charge.note_late(true, memory) >= Some(Duration::from_millis(2)));
+        assert_eq!(step(true, memory), Some(Duration::ZERO), "the one before was not late");
         pass();
-        assert_eq!(charge.note_late(true, Duration::ZERO), Some(Duration::ZERO), "there was a pause");
-        assert_eq!(charge.note_late(false, memory), None);
+        assert!(step(true, memory) >= Some(Duration::from_millis(2)));
+        assert_eq!(charge.note_fruitless(memory, |first| first.elapsed() < Duration::from_millis(4)), None);
+        pass();
+        assert_eq!(step(true, memory), Some(Duration::ZERO));
+        pass();
+        assert_eq!(step(true, Duration::ZERO), Some(Duration::ZERO), "there was a pause");
+        pass();
+        charge.note_fruitful();
+        assert_eq!(
+            charge.note_fruitless(memory, |first| first.elapsed() < Duration::from_millis(2)),
+            Some(Duration::ZERO)
+        );
     }
 
     #[test]

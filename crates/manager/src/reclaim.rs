@@ -45,8 +45,12 @@ const SHRINK_BYTES: u64 = 256 << 10;
 /// How long after somebody was refused memory a group is in want of some.
 const REFUSAL_COUNTS: Duration = Duration::from_millis(200);
 
-/// How long workers of processes that are not protected may be late with their answers before groups below `memory.low` give way.
+/// How long processes that are not protected may be late before groups below `memory.low` give way: their workers have not answered, or
+/// what they have touched has not been registered.
 const LATE_PATIENCE: Duration = Duration::from_secs(1);
+
+/// A process whose mappings were registered within this time has next to nothing that is not: this is done every 50 ms near a limit.
+const REGISTRATION_COUNTS: Duration = Duration::from_millis(100);
 
 /// How long reclaim may come to nothing, with a thread waiting, before a process is killed; and how long if it has not looked at all that
 /// could be taken, or some of it has not been registered meanwhile: tens of thousands of mappings take seconds.
@@ -485,8 +489,9 @@ impl Taker {
             // A second chance is worth less than protection.
             step = self.step_by_user(charge, &free, StepTask { hurry: true, ..task });
         }
-        let waited = charge.note_late(step.is_fruitless() && step.late, LATE_PATIENCE);
-        if step.is_fruitless() && waited.is_none_or(|waited| waited >= LATE_PATIENCE) && !low.is_empty() {
+        if !step.is_fruitless() {
+            charge.note_fruitful();
+        } else if !low.is_empty() && self.low_gives_way(charge, &free, step.late) {
             let groups: HashSet<GroupId> = low.iter().map(|(session, _)| session.charge().id).collect();
             for group in groups.into_iter().filter_map(|id| self.groups.get(id)) {
                 group.count(|events| &events.low);
@@ -500,6 +505,19 @@ impl Taker {
             self.groups.note_swap();
         }
         step
+    }
+
+    /// Tells whether groups below `memory.low` give way, after a step in which those of `free` gave nothing. Not as long as there may be something to take from
+    /// these soon: the worker of one `has_not_answered`, or what one has touched has not been registered since.
+    fn low_gives_way(&self, charge: &Charge, free: &[Measured<'_>], has_not_answered: bool) -> bool {
+        let has_more = |first: Instant| {
+            let since = Instant::now().checked_sub(REGISTRATION_COUNTS).map_or(first, |recently| first.max(recently));
+            let unregistered: Vec<_> =
+                free.iter().filter(|(session, _)| session.is_unregistered_since(since)).collect();
+            unregistered.iter().for_each(|(session, _)| session.ask_refresh_unless_asked());
+            has_not_answered || !unregistered.is_empty()
+        };
+        charge.note_fruitless(LATE_PATIENCE, has_more).is_none_or(|late| late >= LATE_PATIENCE)
     }
 
     /// Tells whether a limit protects the group of a process when `target`, above it, is reclaimed from.
@@ -573,6 +591,7 @@ impl Taker {
                 break;
             }
             if session.space.is_shunned() {
+                step.late = true;
                 continue;
             }
             if task.end.is_some_and(|end| Instant::now() > end) {
@@ -661,7 +680,7 @@ struct Step {
     freed: usize,
     /// There was somebody who may swap something out.
     able: bool,
-    /// A worker has not answered yet.
+    /// A worker has not answered yet, or a thread of the manager is stuck in its process.
     late: bool,
     /// There was no time for all processes.
     is_broken_off: bool,

@@ -132,6 +132,13 @@ impl Session {
         self.refreshes[0].fetch_add(1, Relaxed) + 1
     }
 
+    /// Asks for the same, unless an earlier request is still to be done.
+    pub fn ask_refresh_unless_asked(&self) {
+        if self.is_refreshed(self.refreshes_asked()) {
+            self.ask_refresh();
+        }
+    }
+
     /// How often that was asked for.
     pub fn refreshes_asked(&self) -> u64 {
         self.refreshes[0].load(Relaxed)

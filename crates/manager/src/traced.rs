@@ -54,6 +54,9 @@ const LONG_STOP: Duration = Duration::from_millis(100);
 /// How long a process is held in after a stop, if none was long.
 const GRACE: Duration = Duration::from_secs(1);
 
+/// How long what is late is asked for at every short pause.
+const LATE_GRACE: Duration = Duration::from_secs(1);
+
 /// How often the pages that are away are counted, for the line about a dump.
 const COUNT_INTERVAL: Duration = Duration::from_millis(100);
 
@@ -105,10 +108,15 @@ enum Seen {
     Evicted,
     /// A process has been in a tracing stop for a moment, and is not held in.
     Stop,
+    /// A process that was just held in has pages away still: its worker had not answered.
+    Late,
 }
 
 /// A process that is held in.
 struct Held {
+    since: Instant,
+    /// Pages were still away when they were last asked for.
+    is_late: bool,
     last_stop: Instant,
     /// Until the tracer leaves.
     lasting: bool,
@@ -142,16 +150,20 @@ impl Tracing {
         let _ = thread::ask_for_short_slices();
         let traced = Arc::new(Mutex::new(Traced::new(self.pager.clone(), self.sessions.clone())));
         *self.current.lock() = Some(traced.clone());
+        let mut last = Duration::ZERO;
         while !stop.load(Relaxed) && !visit::is_surplus() {
             let start = thread::processor_time();
             let (pause, share) = match traced.lock().look() {
                 Seen::Nothing => (IDLE_PAUSE, IDLE_SHARE),
                 Seen::Evicted => (PAUSE, SHARE),
                 Seen::Stop => (SHORT_PAUSE, LARGE_SHARE),
+                Seen::Late => (SHORT_PAUSE, 1),
             };
             let taken = thread::processor_time() - start;
-            // What takes long is not the look, but to bring pages back.
-            std::thread::sleep(pause.max((taken * (share - 1)).min(LONGEST_PAUSE)));
+            // A look that takes long once was interrupted, or brought pages back. The next one must not be late for that: gdb may
+            // read memory 0.2 s after it has attached.
+            let usual = taken.min(std::mem::replace(&mut last, taken));
+            std::thread::sleep(pause.max((usual * (share - 1)).min(LONGEST_PAUSE)));
         }
     }
 
@@ -170,10 +182,7 @@ impl Traced {
     /// Knows which processes are held in, and nothing else yet.
     fn new(pager: Arc<Pager>, sessions: Arc<Sessions>) -> Traced {
         let held = sessions.all().into_iter().filter(|session| session.space.is_held_in());
-        let known = held.map(|session| {
-            let held = Some(Held { last_stop: Instant::now(), lasting: false });
-            (session.id, Known { held, ..Known::new(session) })
-        });
+        let known = held.map(|session| (session.id, Known { held: Some(Held::new()), ..Known::new(session) }));
         Traced { known: known.collect(), pager, sessions }
     }
 
@@ -192,13 +201,22 @@ impl Traced {
             }
             known.look_back()
         });
-        if self.known.values().any(Known::is_to_be_seen_again) {
+        if self.known.values().any(Known::is_late) {
+            Seen::Late
+        } else if self.known.values().any(Known::is_to_be_seen_again) {
             Seen::Stop
         } else if self.known.values().any(|known| known.session.space.is_tied()) {
             Seen::Evicted
         } else {
             Seen::Nothing
         }
+    }
+}
+
+impl Held {
+    fn new() -> Held {
+        let now = Instant::now();
+        Held { since: now, is_late: false, last_stop: now, lasting: false }
     }
 }
 
@@ -211,6 +229,11 @@ impl Known {
     /// Returns whether a second look has to tell soon if a tracing stop is that of a debugger.
     fn is_to_be_seen_again(&self) -> bool {
         self.held.is_none() && self.stop.as_ref().is_some_and(|(_, since)| since.elapsed() < PAUSE)
+    }
+
+    /// Returns whether pages are to be asked for again at once: a debugger is about to read them.
+    fn is_late(&self) -> bool {
+        self.held.as_ref().is_some_and(|held| held.is_late && held.since.elapsed() < LATE_GRACE)
     }
 
     /// Looks at a process that lives.
@@ -257,10 +280,6 @@ impl Known {
         let held = self.hold(pager);
         held.last_stop = Instant::now();
         held.lasting |= long;
-        // What is late is asked for again at the next look.
-        if pager.pages_away(&self.session.space) > 0 {
-            pager.bring_back_space(&self.session.space);
-        }
     }
 
     /// Whether there is memory to bring all back; says so once if not.
@@ -282,11 +301,15 @@ impl Known {
         false
     }
 
+    /// Holds the process in, if that is not done, and brings back what is away. What is late is asked for again at the next look.
     fn hold(&mut self, pager: &Pager) -> &mut Held {
-        self.held.get_or_insert_with(|| {
-            pager.hold_in(&self.session.space, true);
-            Held { last_stop: Instant::now(), lasting: false }
-        })
+        let space = &self.session.space;
+        let held = self.held.get_or_insert_with(|| {
+            pager.hold_in(space, true);
+            Held::new()
+        });
+        held.is_late = pager.pages_away(space) > 0 && pager.bring_back_space(space) > 0;
+        held
     }
 
     fn let_go(&mut self, pager: &Pager) {
@@ -301,7 +324,6 @@ impl Known {
         self.report_dump(away);
         if (away * PAGE_SIZE) as u64 <= memory::available().unwrap_or(u64::MAX) {
             self.hold(pager);
-            pager.bring_back_space(&self.session.space);
         }
     }
 

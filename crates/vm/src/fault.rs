@@ -589,7 +589,7 @@ fn neighbours(pages: &[(u64, Slot)]) -> usize {
 }
 
 /// How many of the pages, from the first on, one thread loads at once: neighbours.
-fn part(pages: &[(u64, Slot)]) -> usize {
+pub(crate) fn part(pages: &[(u64, Slot)]) -> usize {
     neighbours(pages).min(PART)
 }
 

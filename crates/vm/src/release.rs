@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use uzswap_engine::{PAGE_SIZE, Slot};
 use uzswap_proto::kind;
 
-use crate::fault::Load;
+use crate::fault::{Load, part};
 use crate::layout;
 use crate::pager::Pager;
 use crate::range::Range;
@@ -89,23 +89,26 @@ impl Pager {
             state.table.list(range).into_iter().filter_map(stored).collect()
         };
         for batch in stored.chunks(BATCH) {
-            let mut pages = Vec::with_capacity(BATCH);
-            {
-                let mut state = space.lock();
-                if matches!(state.request, Some(Request::Evict { .. })) {
-                    return state.gone;
-                }
-                for &(page, slot) in batch {
-                    if state.table.get(page) == PageState::Stored(slot) {
-                        state.table.set(page, PageState::Loading(slot));
-                        pages.push((page, slot));
+            // With their neighbours, which is fast; then each by itself that could not be loaded so, as one of them is damaged or in the way.
+            for is_alone in [false, true] {
+                let pages = {
+                    let mut state = space.lock();
+                    if matches!(state.request, Some(Request::Evict { .. })) {
+                        return state.gone;
                     }
+                    let is_stored = |(page, slot): &&(u64, Slot)| state.table.get(*page) == PageState::Stored(*slot);
+                    let pages: Vec<_> = batch.iter().filter(is_stored).copied().collect();
+                    state.begin_loading(&pages);
+                    pages
+                };
+                let since = Instant::now();
+                let mut rest = pages.as_slice();
+                while let Some(&(page, _)) = rest.first() {
+                    let (pages, after) = rest.split_at(if is_alone { 1 } else { part(rest) });
+                    let fault = Fault { page, write: false, tid: 0, since, stalls: false, insists: false };
+                    self.finish_load(space, Load::new(is_alone.then_some(fault), pages.to_vec(), space.account()));
+                    rest = after;
                 }
-            }
-            let started = Instant::now();
-            for page in pages {
-                let fault = Fault { page: page.0, write: false, tid: 0, since: started, stalls: false, insists: false };
-                self.finish_load(space, Load::new(Some(fault), vec![page], space.account()));
             }
         }
         {
