@@ -3,10 +3,10 @@
 //! Each round: measure; have processes take turns where they thrash (`turns`); for each group whose charge is above its soft
 //! limit, evict a little from the users with most memory: from those of their processes that rest, else from the largest; store what has
 //! waited long enough, and have its part of the pool shrunk when they have little to give; let waiting faults try again. A
-//! group below `memory.min` is left alone, one below `memory.low` as long as others have something to give, or may have it when their
-//! workers have answered. When nothing can be reclaimed any more and a limit is still in the way, the largest process under it is
-//! killed, as the kernel would; of several users, processes of the user with most. The groups of one user, however many, take no more than
-//! that user's part of a round.
+//! group below `memory.min` is left alone, one below `memory.low` as long as others have something to give, or may have it when their workers
+//! have answered or their mappings are registered. When nothing can be reclaimed any more and a limit is still in the way, the largest process
+//! under it is killed, as the kernel would; of several users, processes of the user with most. The groups of one user, however many, take no
+//! more than that user's part of a round.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::ops::RangeInclusive;
@@ -507,8 +507,8 @@ impl Taker {
         step
     }
 
-    /// Tells whether groups below `memory.low` give way, after a step in which those of `free` gave nothing. Not as long as there may be something to take from
-    /// these soon: the worker of one `has_not_answered`, or what one has touched has not been registered since.
+    /// Tells whether groups below `memory.low` give way after a step in which the processes of `free` gave nothing. They do not as long as
+    /// these may have something soon: a worker `has_not_answered`, or what a process has touched has not been registered since.
     fn low_gives_way(&self, charge: &Charge, free: &[Measured<'_>], has_not_answered: bool) -> bool {
         let has_more = |first: Instant| {
             let since = Instant::now().checked_sub(REGISTRATION_COUNTS).map_or(first, |recently| first.max(recently));

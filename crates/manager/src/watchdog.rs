@@ -24,6 +24,7 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use uzswap_vm::LONGEST_CHANGE;
 use uzswap_vm::log::log;
 use uzswap_vm::owner::Owner;
 use uzswap_vm::pager::Pager;
@@ -42,8 +43,9 @@ const STUCK: Duration = Duration::from_millis(100);
 /// How long a visit of a thread that runs may stand still: its process may have ever more to say.
 const STUCK_RUNNING: Duration = Duration::from_millis(500);
 
-/// How long a process may block a thread.
-const PATIENCE: Duration = Duration::from_secs(30);
+/// How long a process may block a thread: longer than a thread waits for the layout of a process to settle, so that the thread kills that
+/// process itself and tells why.
+const PATIENCE: Duration = LONGEST_CHANGE.saturating_add(Duration::from_secs(5));
 
 /// How long the areas of a dead process are not denied again.
 const PAUSE_OF_DENIALS: Duration = Duration::from_secs(1);

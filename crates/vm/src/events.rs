@@ -25,7 +25,7 @@ use crate::table::PageState;
 /// The longest time that the manager waits for the layout of a process to settle, so that it can order what was read or answer a fault.
 /// Then it kills the process. After some changes that the kernel refuses (`brk` that would unmap a sealed part) the kernel never takes
 /// back that one is under way. A fork of much memory takes 0.4 s for each GiB.
-pub(crate) const LONGEST_CHANGE: Duration = Duration::from_secs(30);
+pub const LONGEST_CHANGE: Duration = Duration::from_secs(30);
 
 /// Why the manager kills it.
 pub(crate) const NEVER_SETTLES: &str = "its memory layout does not settle (was a change of its heap refused?)";

@@ -64,5 +64,7 @@ pub mod doctor;
 pub mod log;
 pub mod sys;
 
+pub use events::LONGEST_CHANGE;
+
 /// Bytes in a page, as an address difference.
 pub(crate) const PAGE: u64 = uzswap_proto::PAGE_SIZE as u64;
