@@ -15,6 +15,7 @@ import time
 import harness
 from behaviour import check, unless, wait_until
 from control import JOIN, MAKE, MEMORY, READ, Manager, request, speak, touch
+from debuggers import page_bytes
 from suite import MIB, Context, complaint, need_root, test
 
 NOBODY = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"]
@@ -295,6 +296,37 @@ def stop(context: Context, test):
     wait_until(lambda: daemon.get("cgroup/memory.swap.current") == "0\n", 10)
     outcome = daemon.end()
     yield check("daemon-stop: ends when nothing is away", unless(outcome.status == 0, complaint(outcome)), *daemon.is_gone())
+
+
+@test("daemon-damage", 60, beside=True)
+def damage(context: Context, test):
+    """A damaged block of the swap file costs the pages in it and no others when a daemon that ends brings back everything."""
+    need_root()
+    daemon, size = Daemon(context, "--memory-max", "32M"), 64
+    daemon.ask("mkdir", "disk")
+    daemon.ask("set", "cgroup/disk/memory.zswap.max", "0")
+    job = daemon.start([context.program("inspected"), size, "wait"], "--cgroup", "disk", "--quiet")
+    written = lambda: daemon.count("cgroup/disk/memory.stat", "pswpout")
+    begun = wait_until(lambda: harness.read(job.files[0]).endswith(b"\n") and written() > 4000, 30)
+    pid, address, pages = map(int, harness.read(job.files[0]).split())
+    manager = daemon.manager()
+    path = next(path for path in (f"/proc/{manager}/fd/{number}" for number in os.listdir(f"/proc/{manager}/fd"))
+                if "swap" in harness.link(path) and os.stat(path).st_size > 4 * MIB)
+    with open(path, "r+b") as file:
+        file.seek(2 * MIB)
+        file.write(bytes(4096))
+    outcome = daemon.end()
+    lost, wrong = 0, 0
+    with open(f"/proc/{pid}/mem", "rb", buffering=0) as memory:
+        for page in range(pages):
+            try:
+                wrong += os.pread(memory.fileno(), 4096, address + page * 4096) != page_bytes(page)
+            except OSError:
+                lost += 1
+    os.kill(pid, signal.SIGTERM)
+    yield check(f"daemon-damage: {lost} pages are lost", unless(begun, "nothing was written"), unless(0 < lost <= 2, "not those of one block"),
+                unless(wrong == 0, f"{wrong} pages are wrong"), unless(outcome.status == 0, complaint(outcome)),
+                unless("is damaged" in outcome.stderr, complaint(outcome)), unless(job.wait(20).status == 143, "the program did not go on"))
 
 
 @test("daemon-death", 120, beside=True)

@@ -43,7 +43,11 @@ pub fn bring_back(pager: &Arc<Pager>, groups: &Groups, engine: &Zswap) -> Result
         return Ok(());
     }
     pager.set_evicting(true);
-    Err(format!("{} MiB have not been brought back within {} s; is a job stopped?", mib(bytes), patience.as_secs()))
+    Err(format!(
+        "{} MiB have not been brought back within {} s; is a job stopped, or is the swap file not readable?",
+        mib(bytes),
+        patience.as_secs()
+    ))
 }
 
 /// Lets all programs go on without this manager, as far as they let themselves be reached: nothing of theirs is away any more.

@@ -225,7 +225,7 @@ impl Pager {
                 space.stall(state, fault);
                 let (window, mut pages) = self.wanted(space, state, page);
                 self.pass_over_guards(space, state, &mut pages);
-                if fault.needs_no_room() {
+                if fault.is_the_managers() {
                     // Its neighbours do.
                     pages.truncate(1);
                 }
@@ -435,9 +435,11 @@ impl Pager {
         let Load { fault, ref pages, ref folio, .. } = load;
         let first = pages[0].0;
         let (loaded, failed) = self.load(pages, buffer);
-        // What was loaded ahead is looked at again when it is wanted.
-        let corrupt = loaded == 0 && fault.is_some();
-        if let (true, Some(error)) = (corrupt, failed) {
+        // What was loaded ahead is looked at again when it is wanted. What the manager wants may be read when a thread comes for it.
+        let lost = fault
+            .filter(|_| loaded == 0)
+            .and_then(|fault| failed.filter(|error| matches!(error, LoadError::Corrupt) || !fault.is_the_managers()));
+        if let Some(error) = &lost {
             let what = match error {
                 LoadError::Corrupt => "is damaged".to_owned(),
                 LoadError::Io(error) => format!("could not be read from the swap file: {error}"),
@@ -448,10 +450,12 @@ impl Pager {
         // What was unmapped, discarded or moved meanwhile is not filled; its event has been applied.
         let fit = state.table.loading(&pages[..loaded]);
         let fit = self.before_guard(&state, &pages[..fit]);
-        let (mut filled, mut answer) = (0, Answer::Done);
-        if corrupt && state.table.loading(&pages[..1]) == 1 {
-            if let Err(error) = space.uffd.poison(first) {
-                answer = Answer::from(self.after_failed_fill(space, &mut state, first, error));
+        let (mut filled, mut refused, mut answer) = (0, None, Answer::Done);
+        if lost.is_some() && state.table.loading(&pages[..1]) == 1 {
+            match space.uffd.poison(first) {
+                // What is damaged stays so. What could not be read is kept: it may be filled in later.
+                Ok(()) => filled = usize::from(matches!(lost, Some(LoadError::Corrupt))),
+                Err(error) => refused = Some(error),
             }
         } else if fit > 0 {
             let filling = space.fills.read();
@@ -461,12 +465,13 @@ impl Pager {
             drop(filling);
             state = space.lock();
             filled = (bytes / PAGE) as usize;
-            if let (0, Some(error)) = (filled, error) {
-                answer = Answer::from(self.after_failed_fill(space, &mut state, first, error));
-                if error == FillError::Exists {
-                    // What is there is newer than what we hold.
-                    filled = 1;
-                }
+            refused = error.filter(|_| filled == 0);
+        }
+        if let Some(error) = refused {
+            answer = Answer::from(self.after_failed_fill(space, &mut state, first, error));
+            if error == FillError::Exists {
+                // What is there is newer than what we hold.
+                filled = 1;
             }
         }
         let mut stored_again = [false; PART];
@@ -677,6 +682,6 @@ impl Pass {
     }
 
     fn admits_for(&self, fault: &Fault, space: &Space, pages: u64) -> bool {
-        fault.needs_no_room() || self.admits(space, pages)
+        fault.is_the_managers() || self.admits(space, pages)
     }
 }

@@ -152,7 +152,7 @@ impl Worker {
 pub(crate) struct Fault {
     pub page: u64,
     pub write: bool,
-    /// Which thread; 0 if the manager wants the page back for the end of a thread ([`State::want_back`]).
+    /// Which thread; 0 if the manager wants the page back ([`State::want_back`], `release`).
     pub tid: u32,
     pub since: Instant,
     /// It was found to wait for memory, and is among `State::stalled`.
@@ -162,8 +162,9 @@ pub(crate) struct Fault {
 }
 
 impl Fault {
-    /// Tells that it is answered even if there is no room: the kernel wants the page when a thread ends, and does not wait for it.
-    pub fn needs_no_room(&self) -> bool {
+    /// Tells that no thread waits. It is answered even if there is no room: the kernel wants the page when a thread ends, and does not
+    /// wait for it.
+    pub fn is_the_managers(&self) -> bool {
         self.tid == 0
     }
 }
