@@ -302,10 +302,10 @@ def stop(context: Context, test):
 def damage(context: Context, test):
     """A damaged block of the swap file costs the pages in it and no others when a daemon that ends brings back everything."""
     need_root()
-    daemon, size = Daemon(context, "--memory-max", "32M"), 64
+    daemon = Daemon(context, "--memory-max", "32M")
     daemon.ask("mkdir", "disk")
     daemon.ask("set", "cgroup/disk/memory.zswap.max", "0")
-    job = daemon.start([context.program("inspected"), size, "wait"], "--cgroup", "disk", "--quiet")
+    job = daemon.start([context.program("inspected"), 64, "wait"], "--cgroup", "disk", "--quiet")
     written = lambda: daemon.count("cgroup/disk/memory.stat", "pswpout")
     begun = wait_until(lambda: harness.read(job.files[0]).endswith(b"\n") and written() > 4000, 30)
     pid, address, pages = map(int, harness.read(job.files[0]).split())
@@ -314,13 +314,13 @@ def damage(context: Context, test):
                 if "swap" in harness.link(path) and os.stat(path).st_size > 4 * MIB)
     with open(path, "r+b") as file:
         file.seek(2 * MIB)
-        file.write(bytes(4096))
+        file.write(bytes(harness.PAGE))
     outcome = daemon.end()
     lost, wrong = 0, 0
     with open(f"/proc/{pid}/mem", "rb", buffering=0) as memory:
         for page in range(pages):
             try:
-                wrong += os.pread(memory.fileno(), 4096, address + page * 4096) != page_bytes(page)
+                wrong += os.pread(memory.fileno(), harness.PAGE, address + page * harness.PAGE) != page_bytes(page)
             except OSError:
                 lost += 1
     os.kill(pid, signal.SIGTERM)

@@ -90,25 +90,8 @@ impl Pager {
         };
         for batch in stored.chunks(BATCH) {
             // With their neighbours, which is fast; then each by itself that could not be loaded so, as one of them is damaged or in the way.
-            for is_alone in [false, true] {
-                let pages = {
-                    let mut state = space.lock();
-                    if matches!(state.request, Some(Request::Evict { .. })) {
-                        return state.gone;
-                    }
-                    let is_stored = |(page, slot): &&(u64, Slot)| state.table.get(*page) == PageState::Stored(*slot);
-                    let pages: Vec<_> = batch.iter().filter(is_stored).copied().collect();
-                    state.begin_loading(&pages);
-                    pages
-                };
-                let since = Instant::now();
-                let mut rest = pages.as_slice();
-                while let Some(&(page, _)) = rest.first() {
-                    let (pages, after) = rest.split_at(if is_alone { 1 } else { part(rest) });
-                    let fault = Fault { page, write: false, tid: 0, since, stalls: false, insists: false };
-                    self.finish_load(space, Load::new(is_alone.then_some(fault), pages.to_vec(), space.account()));
-                    rest = after;
-                }
+            if !(self.load_back(space, batch, false) && self.load_back(space, batch, true)) {
+                return space.lock().gone;
             }
         }
         {
@@ -123,6 +106,30 @@ impl Pager {
         let away = |(_, state): &(u64, PageState)| matches!(state, PageState::Staged(_) | PageState::Loading(_));
         let waiting = state.waiting.iter().chain(&state.starved).any(|fault| range.contains(fault.page));
         state.gone || !waiting && !state.table.list(range).iter().any(away)
+    }
+
+    /// Loads those of `batch` that are still stored and fills them in, each by itself or neighbours together. False if the worker has not
+    /// answered yet which pages it has moved out: nothing may be filled in meanwhile.
+    fn load_back(&self, space: &Space, batch: &[(u64, Slot)], is_alone: bool) -> bool {
+        let pages: Vec<(u64, Slot)> = {
+            let mut state = space.lock();
+            if matches!(state.request, Some(Request::Evict { .. })) {
+                return false;
+            }
+            let is_stored = |(page, slot): &&(u64, Slot)| state.table.get(*page) == PageState::Stored(*slot);
+            let pages: Vec<_> = batch.iter().filter(is_stored).copied().collect();
+            state.begin_loading(&pages);
+            pages
+        };
+        let since = Instant::now();
+        let mut rest = pages.as_slice();
+        while let Some(&(page, _)) = rest.first() {
+            let (pages, after) = rest.split_at(if is_alone { 1 } else { part(rest) });
+            let fault = Fault { page, write: false, tid: 0, since, stalls: false, insists: false };
+            self.finish_load(space, Load::new(is_alone.then_some(fault), pages.to_vec(), space.account()));
+            rest = after;
+        }
+        true
     }
 
     /// Lets all programs go on without this manager: nothing is evicted from them any more.
