@@ -86,20 +86,19 @@ impl Pager {
                     }
                 }
             }
-            if !read_all {
-                continue;
-            }
-            let order = self.order(space, state, &mut events, &mut asked, forks.len());
-            match order {
-                Order::Found(ordered) => {
-                    self.settle(space, state, ordered, forks);
-                    return news;
+            // There may be no end to what comes while this is read.
+            if read_all {
+                match self.order(space, state, &mut events, &mut asked, forks.len()) {
+                    Order::Found(ordered) => {
+                        self.settle(space, state, ordered, forks);
+                        return news;
+                    }
+                    Order::TooMany => {
+                        self.give_up(space, state, forks, "its threads change its memory layout without a pause");
+                        return false;
+                    }
+                    Order::Later => {}
                 }
-                Order::TooMany => {
-                    self.give_up(space, state, forks, "its threads change its memory layout without a pause");
-                    return false;
-                }
-                Order::Later => {}
             }
             let changing_for = begun.get_or_insert_with(Instant::now).elapsed();
             if changing_for > LONGEST_CHANGE {
@@ -107,7 +106,7 @@ impl Pager {
                 return false;
             }
             if changing_for > SETTLES_WITHIN {
-                if state.program.is_some_and(process::is_exiting) && space.uffd.has_no_memory() {
+                if read_all && state.program.is_some_and(process::is_exiting) && space.uffd.has_no_memory() {
                     // The kernel says first that the layout is changing, also when it is for ever.
                     self.settle(space, state, events, forks);
                     return news;
@@ -115,9 +114,11 @@ impl Pager {
                 space.note_changes(events.len().saturating_sub(noted));
                 noted = events.len();
             }
-            wait_for_program(&space.uffd, &mut tries);
-            now = Instant::now();
-            may_fork = !is_noisy;
+            if read_all {
+                wait_for_program(&space.uffd, &mut tries);
+                now = Instant::now();
+                may_fork = !is_noisy;
+            }
         }
     }
 

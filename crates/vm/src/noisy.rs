@@ -15,7 +15,10 @@
 //!    of the manager have no more than the threads of one such program. So the session of the manager gets as much as some nine others, and
 //!    within it the thread that serves noisy ones gives way to those that serve the rest. It is not so at other times: threads that get a
 //!    processor for each fault at once serve them one by one, and a crowd of processes gets half as much done.
-//! 5. The address spaces of a trusted owner are not noisy: no other owner's could be held up.
+//! 5. The thread that serves noisy ones pauses after each visit to one whose threads change the layout, for as long as the visit had a
+//!    processor. Else it would take a processor from other users for itself, and give one to each thread whose change it reads. Meanwhile
+//!    more changes gather, which it reads at once: there are hardly fewer of them for it.
+//! 6. The address spaces of a trusted owner are not noisy: no other owner's could be held up.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
@@ -37,7 +40,7 @@ pub(crate) const SETTLES_WITHIN: Duration = Duration::from_millis(1);
 /// How many changes the pager may read from an unsettled address space in a second, and how many at once. Where the processors are
 /// busy it reads no more than 2,000 a second of 50 threads that change mappings without a pause: each wait for them takes some 26 ms.
 const CHANGES: f64 = 500.0;
-const BURST: f64 = 500.0;
+const BURST: f64 = 200.0;
 
 /// Instead of a time, for an address space with many mappings.
 const FOR_NOW: u64 = u64::MAX;
@@ -83,6 +86,12 @@ impl Noise {
         if parent.until.load(Relaxed) == FOR_NOW {
             self.until.store(FOR_NOW, Relaxed);
         }
+    }
+
+    /// Returns whether its threads change the layout, or did so a moment ago, almost without a pause.
+    fn changes_much(&self) -> bool {
+        let until = self.until.load(Relaxed);
+        until != FOR_NOW && now() < until
     }
 
     /// Returns whether the address space is noisy.
@@ -133,14 +142,18 @@ impl Pager {
                 continue;
             };
             part.be_larger();
+            let (changes_much, begun) = (space.noise.changes_much(), thread::processor_time());
             space.noise.served.store(true, Relaxed);
             // Before the visit: a message that comes while the visit ends may be left unread, and is reported again.
             space.noise.queued.store(false, Relaxed);
             // Reported again by `reopen` if it is not to be visited.
             if !space.is_shunned() {
-                self.service_while(&space, || false, || visit::is_surplus() || self.noisy.is_waiting());
+                self.service_while(&space, || false, || changes_much || visit::is_surplus() || self.noisy.is_waiting());
             }
             space.noise.served.store(false, Relaxed);
+            if changes_much {
+                std::thread::sleep(thread::processor_time() - begun);
+            }
         }
     }
 }
@@ -178,10 +191,10 @@ mod tests {
             quiet.note(4, begin + number * 10 * millisecond);
             assert!(!quiet.is_noisy());
         }
-        (0..8).for_each(|number| noisy.note(60, begin + number * millisecond));
+        (0..3).for_each(|number| noisy.note(60, begin + number * millisecond));
         assert!(!noisy.is_noisy(), "a burst");
-        noisy.note(60, begin + 8 * millisecond);
-        assert!(noisy.is_noisy());
+        noisy.note(60, begin + 3 * millisecond);
+        assert!(noisy.is_noisy() && noisy.changes_much());
     }
 
     #[test]
@@ -193,6 +206,7 @@ mod tests {
         child.inherit(&noise);
         noise.note(1000, Instant::now());
         assert!(noise.is_noisy() && child.is_noisy());
+        assert!(!noise.changes_much(), "it does not cost more than it gets done");
         child.note_mappings(false);
         assert!(!child.is_noisy());
     }
