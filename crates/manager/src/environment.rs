@@ -39,15 +39,25 @@ pub fn of(pid: i32) -> io::Result<Vec<u8>> {
     Ok(environment)
 }
 
-/// Finds those of `pids` whose variable `name` begins with one of `values`, as far as they are found until `end`: each process with the
-/// number of the value. Tells as well whether all were looked at, but for those that are passed over.
-pub fn carriers(pids: Vec<i32>, name: &str, values: &[Vec<u8>], end: Instant) -> (Vec<(i32, usize)>, bool) {
+/// What a search has found.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct Found {
+    /// The processes that carry a value, each with its number.
+    pub carriers: Vec<(i32, usize)>,
+    /// All that were looked at.
+    pub looked_at: Vec<i32>,
+    /// Whether that is all, but for those that are passed over.
+    pub are_all: bool,
+}
+
+/// Finds those of `pids` whose variable `name` begins with one of `values`, as far as they are found until `end`.
+pub fn carriers(pids: Vec<i32>, name: &str, values: &[Vec<u8>], end: Instant) -> Found {
     let left = Arc::new(Mutex::new(pids));
     let wanted = Arc::new(Wanted { name: format!("{name}=").into_bytes(), values: values.to_vec() });
-    let mut found = Vec::new();
+    let mut found = Found::default();
     while !left.lock().is_empty() {
         if Instant::now() > end {
-            return (found, false);
+            return found;
         }
         let (said, heard) = mpsc::channel();
         let (pids, wanted) = (left.clone(), wanted.clone());
@@ -57,7 +67,7 @@ pub fn carriers(pids: Vec<i32>, name: &str, values: &[Vec<u8>], end: Instant) ->
         }
         follow(&heard, &mut found);
     }
-    (found, true)
+    Found { are_all: true, ..found }
 }
 
 /// What is looked for in an environment.
@@ -111,7 +121,7 @@ fn read(pids: &Mutex<Vec<i32>>, wanted: &Wanted, said: &Sender<Said>, end: Insta
 }
 
 /// Collects what a reading thread finds, until it ends or is stuck.
-fn follow(heard: &Receiver<Said>, found: &mut Vec<(i32, usize)>) {
+fn follow(heard: &Receiver<Said>, found: &mut Found) {
     let mut reading = None;
     loop {
         let said = match heard.recv_timeout(PATIENCE) {
@@ -134,7 +144,8 @@ fn follow(heard: &Receiver<Said>, found: &mut Vec<(i32, usize)>) {
             Said::Begins(pid) => reading = Some(pid),
             Said::Has(pid, values) => {
                 reading = None;
-                found.extend(values.into_iter().map(|number| (pid, number)));
+                found.looked_at.push(pid);
+                found.carriers.extend(values.into_iter().map(|number| (pid, number)));
             }
         }
     }
@@ -170,9 +181,11 @@ mod tests {
         let entry = String::from_utf8(entry).expect("text");
         let (name, value) = entry.split_once('=').expect("it has a value");
         let values = [b"no such value".to_vec(), value.as_bytes().to_vec()];
-        assert_eq!(carriers(vec![own, 0], name, &values, end), (vec![(own, 1)], true));
-        assert_eq!(carriers(vec![own], "no such name", &values, end), (vec![], true));
-        assert_eq!(carriers(vec![own], name, &values, Instant::now() - PATIENCE), (vec![], false));
+        let found = carriers(vec![own, 0], name, &values, end);
+        assert_eq!(found, Found { carriers: vec![(own, 1)], looked_at: vec![0, own], are_all: true });
+        let found = carriers(vec![own], "no such name", &values, end);
+        assert_eq!(found, Found { carriers: vec![], looked_at: vec![own], are_all: true });
+        assert_eq!(carriers(vec![own], name, &values, Instant::now() - PATIENCE), Found::default());
     }
 
     #[test]

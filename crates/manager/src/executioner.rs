@@ -3,13 +3,16 @@
 //! A process belongs to the job if it descends from the job's front, or carries the job's secret in the environment it
 //! was started with. Neither alone finds all: an orphan is adopted elsewhere once the front is dead, and a program can
 //! overwrite its environment. To look for the secret is to read memory of every process of the machine, which any of them can make long
-//! (`environment.rs`): those that are found by then are killed meanwhile. One search serves all jobs that are killed at the same time.
+//! (`environment.rs`): those that are found by then are killed meanwhile. One search serves all jobs that are killed at the same time, and
+//! goes on where the one before it had to stop.
 
 use std::collections::{HashMap, HashSet};
 use std::fs;
 use std::sync::mpsc::Sender;
 use std::time::{Duration, Instant};
 
+use rustix::param::clock_ticks_per_second;
+use rustix::time::{ClockId, clock_gettime};
 use uzswap_proto::{ENV_JOB, Job};
 use uzswap_vm::sys::job;
 use uzswap_vm::sys::process::{PidFd, field, share_memory};
@@ -29,6 +32,9 @@ pub const PAUSE: Duration = Duration::from_millis(2);
 
 /// The most time that one search may take.
 const MOST_PATIENCE: Duration = Duration::from_millis(2400);
+
+/// How long a process may take from its fork to the program that it is to run. A search before that finds the environment of its parent.
+const START: Duration = Duration::from_secs(10);
 
 /// How to kill.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -57,6 +63,8 @@ pub struct Order {
     paused: Option<Instant>,
     patience: Duration,
     killed: HashSet<i32>,
+    /// Processes that do not carry the secret, by when they were forked.
+    others: HashMap<i32, Duration>,
     /// Dropped when the job is dead.
     held: Vec<Box<dyn Send>>,
     /// Where it is said how many processes the job had, when it is dead.
@@ -86,6 +94,7 @@ impl Order {
             paused: None,
             patience,
             killed: HashSet::new(),
+            others: HashMap::new(),
             held: Vec::new(),
             told: Vec::new(),
         }
@@ -152,6 +161,19 @@ impl Order {
         known.chain(self.front.into_iter().flat_map(|front| descendants_in(processes, front))).collect()
     }
 
+    /// Notes which of the processes do not carry the secret, as seen at `now`, so that they are not looked at again.
+    fn note_others(
+        &mut self,
+        looked_at: &[i32],
+        members: &HashSet<i32>,
+        processes: &HashMap<i32, Process>,
+        now: Duration,
+    ) {
+        let others = looked_at.iter().filter(|pid| !members.contains(pid));
+        let forked = others.filter_map(|pid| Some((*pid, processes.get(pid)?.forked)));
+        self.others.extend(forked.filter(|(_, forked)| *forked + START < now));
+    }
+
     /// Stops `members`, if they are to be stopped first: what is stopped does not see another die.
     fn stop(&mut self, members: &HashSet<i32>) {
         if self.manner == Manner::StopFirst {
@@ -203,21 +225,29 @@ pub fn pass(orders: &mut Vec<Order>) -> usize {
     let processes = processes();
     let mut members: Vec<HashSet<i32>> = orders.iter().map(|order| order.members(&processes)).collect();
     orders.iter_mut().zip(&members).for_each(|(order, members)| order.stop(members));
-    let is_known = |pid: &i32| members.iter().any(|members| members.contains(pid));
-    let others = processes.keys().copied().filter(|pid| !is_known(pid)).collect();
+    let is_known = |pid: i32, forked: Duration| {
+        members.iter().any(|members| members.contains(&pid))
+            || orders.iter().all(|order| order.others.get(&pid) == Some(&forked))
+    };
+    let unknown = processes.iter().filter(|(pid, process)| !is_known(**pid, process.forked));
+    let unknown = unknown.map(|(pid, _)| *pid).collect();
     let secrets: Vec<Vec<u8>> = orders.iter().map(|order| order.secret.clone()).collect();
     let patience = orders.iter().map(|order| order.patience).max().unwrap_or_default();
-    let (carriers, are_all) = environment::carriers(others, ENV_JOB, &secrets, Instant::now() + patience);
-    for (pid, number) in carriers {
+    let now = since_boot();
+    let found = environment::carriers(unknown, ENV_JOB, &secrets, Instant::now() + patience);
+    for (pid, number) in found.carriers {
         members[number].insert(pid);
     }
-    orders.iter_mut().zip(&members).for_each(|(order, members)| order.stop(members));
+    for (order, members) in orders.iter_mut().zip(&members) {
+        order.stop(members);
+        order.note_others(&found.looked_at, members, &processes, now);
+    }
     let mut killed = 0;
     let mut members = members.iter();
     orders.retain_mut(|order| {
         let are_gone = order.kill(members.next().expect("one for each"));
         while order.front.is_some() && job::collect_child().is_some() {}
-        let is_over = are_gone && are_all || order.begun.elapsed() > PATIENCE;
+        let is_over = are_gone && found.are_all || order.begun.elapsed() > PATIENCE;
         order.patience = (order.patience * 2).min(MOST_PATIENCE);
         if is_over {
             killed += order.killed.len();
@@ -286,6 +316,13 @@ pub fn is_called_worker(pid: i32) -> bool {
 
 struct Process {
     parent: i32,
+    /// When, since the machine has started.
+    forked: Duration,
+}
+
+fn since_boot() -> Duration {
+    let now = clock_gettime(ClockId::Boottime);
+    Duration::new(now.tv_sec as u64, now.tv_nsec as u32)
 }
 
 /// All processes that are not dead.
@@ -298,7 +335,10 @@ fn processes() -> HashMap<i32, Process> {
             // The name, in parentheses, may hold anything.
             let mut fields = stat.rsplit_once(')')?.1.split_ascii_whitespace();
             let (state, parent) = (fields.next()?, fields.next()?.parse().ok()?);
-            (!["Z", "X"].contains(&state)).then_some((pid, Process { parent }))
+            // Fields 3 and 4; 22 is next.
+            let ticks: u64 = fields.nth(17)?.parse().ok()?;
+            let forked = Duration::from_millis(ticks * 1000 / clock_ticks_per_second());
+            (!["Z", "X"].contains(&state)).then_some((pid, Process { parent, forked }))
         })
         .collect()
 }
@@ -306,6 +346,19 @@ fn processes() -> HashMap<i32, Process> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_does_not_carry_the_secret_is_looked_at_once_unless_it_is_young() {
+        let job = Job::from_text(b"0123456789abcdef0123456789abcdef").expect("a secret");
+        let mut order = Order::new(Manner::AtOnce, job, None, &[], &[]);
+        let forked = |seconds| Process { parent: 1, forked: Duration::from_secs(seconds) };
+        let processes = HashMap::from([(2, forked(1)), (3, forked(1)), (4, forked(95)), (5, forked(1))]);
+        order.note_others(&[2, 3, 4, 6], &HashSet::from([3]), &processes, Duration::from_secs(100));
+        assert_eq!(order.others, HashMap::from([(2, Duration::from_secs(1))]));
+        let (own, now) = (std::process::id() as i32, since_boot());
+        let age = now.saturating_sub(super::processes()[&own].forked);
+        assert!(age < Duration::from_secs(3600), "the clock is that of /proc: {age:?}");
+    }
 
     #[test]
     fn a_tracer_is_read_from_a_status() {
@@ -316,8 +369,8 @@ mod tests {
 
     #[test]
     fn descendants_are_found_through_generations() {
-        let processes: HashMap<i32, Process> =
-            [(2, 1), (3, 2), (4, 3), (5, 1)].map(|(pid, parent)| (pid, Process { parent })).into();
+        let child_of = |parent| Process { parent, forked: Duration::ZERO };
+        let processes = HashMap::from([(2, 1), (3, 2), (4, 3), (5, 1)].map(|(pid, parent)| (pid, child_of(parent))));
         let mut found = descendants_in(&processes, 2);
         found.sort_unstable();
         assert_eq!(found, [3, 4]);
