@@ -15,9 +15,9 @@
 //!    of the manager have no more than the threads of one such program. So the session of the manager gets as much as some nine others, and
 //!    within it the thread that serves noisy ones gives way to those that serve the rest. It is not so at other times: threads that get a
 //!    processor for each fault at once serve them one by one, and a crowd of processes gets half as much done.
-//! 5. The thread that serves noisy ones pauses after each visit to one whose threads change the layout, for as long as the visit had a
-//!    processor. Else it would take a processor from other users for itself, and give one to each thread whose change it reads. Meanwhile
-//!    more changes gather, which it reads at once: there are hardly fewer of them for it.
+//! 5. Where there are other users, the thread that serves noisy ones pauses after each visit to one whose threads change the layout, for as
+//!    long as the visit had a processor. Else it would take a processor from the others for itself, and give one to each thread whose change
+//!    it reads. Meanwhile more changes gather, which it reads at once: many threads get as many done as without the pause.
 //! 6. The address spaces of a trusted owner are not noisy: no other owner's could be held up.
 
 use std::sync::Arc;
@@ -124,6 +124,11 @@ impl Pager {
         }
     }
 
+    /// Returns whether there is to be a pause after a visit.
+    fn is_to_pause(&self, space: &Space) -> bool {
+        space.noise.changes_much() && self.has_others(&space.owner)
+    }
+
     /// Serves faults and events of noisy address spaces until the calling thread is replaced.
     pub fn serve_noisy(&self) {
         thread::give_way();
@@ -142,16 +147,16 @@ impl Pager {
                 continue;
             };
             part.be_larger();
-            let (changes_much, begun) = (space.noise.changes_much(), thread::processor_time());
+            let (is_to_pause, begun) = (self.is_to_pause(&space), thread::processor_time());
             space.noise.served.store(true, Relaxed);
             // Before the visit: a message that comes while the visit ends may be left unread, and is reported again.
             space.noise.queued.store(false, Relaxed);
             // Reported again by `reopen` if it is not to be visited.
             if !space.is_shunned() {
-                self.service_while(&space, || false, || changes_much || visit::is_surplus() || self.noisy.is_waiting());
+                self.service_while(&space, || false, || is_to_pause || visit::is_surplus() || self.noisy.is_waiting());
             }
             space.noise.served.store(false, Relaxed);
-            if changes_much {
+            if is_to_pause {
                 std::thread::sleep(thread::processor_time() - begun);
             }
         }

@@ -96,6 +96,11 @@ impl Owner {
         self.trusted || user.spaces.load(Relaxed) < most.saturating_sub(all)
     }
 
+    /// Returns whether the user has all address spaces, of which there are `all`.
+    pub(crate) fn has_all(&self, all: usize) -> bool {
+        self.user.as_deref().unwrap_or(self).spaces.load(Relaxed) >= all
+    }
+
     /// Counts one more that is blocked.
     pub fn begin_block(&self) {
         self.blocked.fetch_add(1, Relaxed);
@@ -195,6 +200,7 @@ mod tests {
         assert!(!two.has_room(50, 100) && other.has_room(50, 100) && Owner::trusted().has_room(100, 100));
         spaces.pop();
         assert!(two.has_room(49, 100));
+        assert!(two.has_all(49) && !two.has_all(50) && !other.has_all(49));
     }
 
     #[test]

@@ -211,6 +211,11 @@ impl Pager {
         owner.has_room(self.registry.lock().spaces.len(), self.capacity.load(Relaxed))
     }
 
+    /// Returns whether there are address spaces of users other than that of `owner`.
+    pub(crate) fn has_others(&self, owner: &Owner) -> bool {
+        !owner.has_all(self.registry.lock().spaces.len())
+    }
+
     /// Adds an address space; tells whether its faults are heard of. If not, it is added as one that is gone: were its userfaultfd closed,
     /// a forked child would read zeros.
     pub(crate) fn register(
