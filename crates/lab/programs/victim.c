@@ -25,6 +25,7 @@
 #include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
+#include <sys/sysinfo.h>
 #include <sys/uio.h>
 #include <sys/wait.h>
 #include <time.h>
@@ -571,12 +572,13 @@ static int do_munmap(struct region *r)
 }
 
 /* The kernel announces what lies from a page on up to the end of all addresses as unmapped, and then finds that there is less memory than
- * that. (Under vm.overcommit_memory=1 it would do it.) */
+ * that. (It would do it under vm.overcommit_memory=1, and where libraries happen to lie close to the end.) */
 static int do_refused(struct region *r)
 {
 	size_t first, count = run(r, 1, &first);
 	char *at = r->memory + first * PAGE, mode = 0;
 	int file = open("/proc/sys/vm/overcommit_memory", O_RDONLY | O_CLOEXEC);
+	struct sysinfo machine;
 
 	(void)count;
 	if (file < 0 || read(file, &mode, 1) != 1 || mode == '1') {
@@ -584,6 +586,8 @@ static int do_refused(struct region *r)
 		return -1;
 	}
 	close(file);
+	if (sysinfo(&machine) || LAST_ADDRESS - (uintptr_t)at <= 2 * (machine.totalram + machine.totalswap) * machine.mem_unit)
+		return -1;
 	if (mmap(at, LAST_ADDRESS - (uintptr_t)at, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) != MAP_FAILED)
 		fail("mmap of all that is there");
 	return 0;
