@@ -129,6 +129,19 @@ impl Pager {
         space.noise.changes_much() && self.has_others(&space.owner)
     }
 
+    /// Pauses after a visit to `space`, unless one of another user waits.
+    fn pause(&self, space: &Space, time: Duration) {
+        const STEP: Duration = Duration::from_millis(1);
+        let (user, end) = (space.user(), Instant::now() + time);
+        while !self.noisy.has_others(&user) {
+            let left = end.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return;
+            }
+            std::thread::sleep(left.min(STEP));
+        }
+    }
+
     /// Serves faults and events of noisy address spaces until the calling thread is replaced.
     pub fn serve_noisy(&self) {
         thread::give_way();
@@ -157,7 +170,7 @@ impl Pager {
             }
             space.noise.served.store(false, Relaxed);
             if is_to_pause {
-                self.noisy.wait_for_others(&space.user(), thread::processor_time() - begun);
+                self.pause(&space, thread::processor_time() - begun);
             }
         }
     }

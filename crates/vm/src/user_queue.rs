@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use parking_lot::{Condvar, Mutex};
 
@@ -67,15 +67,9 @@ impl<T> UserQueue<T> {
         }
     }
 
-    /// Waits until there is an item of another user than `user`, for `patience` at most.
-    pub fn wait_for_others(&self, user: &Arc<Owner>, patience: Duration) {
-        let end = Instant::now() + patience;
-        let mut users = self.users.lock();
-        while users.iter().all(|(other, _)| Arc::ptr_eq(other, user)) {
-            if self.more.wait_until(&mut users, end).timed_out() {
-                return;
-            }
-        }
+    /// Returns whether an item of another user than `user` waits.
+    pub fn has_others(&self, user: &Arc<Owner>) -> bool {
+        self.users.lock().iter().any(|(other, _)| !Arc::ptr_eq(other, user))
     }
 
     /// Returns whether an item waits.
@@ -92,25 +86,11 @@ mod tests {
     fn users_take_turns() {
         let (turns, one, other) = (UserQueue::default(), Arc::new(Owner::user()), Arc::new(Owner::user()));
         (1..=3).for_each(|item| turns.add(one.clone(), item));
+        assert!(!turns.has_others(&one) && turns.has_others(&other));
         turns.add(other, 10);
+        assert!(turns.has_others(&one));
         let order: Vec<i32> = std::iter::from_fn(|| turns.try_take()).collect();
         assert_eq!(order, [1, 10, 2, 3]);
         assert!(!turns.is_waiting());
-    }
-
-    #[test]
-    fn what_others_add_ends_a_wait_for_others() {
-        let (turns, one, other) = (UserQueue::default(), Arc::new(Owner::user()), Arc::new(Owner::user()));
-        let (begin, short, long) = (Instant::now(), Duration::from_millis(5), Duration::from_secs(60));
-        turns.add(one.clone(), 1);
-        turns.wait_for_others(&one, short);
-        assert!(begin.elapsed() >= short, "its own does not");
-        std::thread::scope(|scope| {
-            scope.spawn(|| turns.wait_for_others(&one, long));
-            turns.add(one.clone(), 2);
-            turns.add(other, 3);
-        });
-        turns.wait_for_others(&one, long);
-        assert!(begin.elapsed() < long / 2);
     }
 }
