@@ -44,9 +44,9 @@ pub fn of(pid: i32) -> io::Result<Vec<u8>> {
 pub struct Found {
     /// The processes that carry a value, each with its number.
     pub carriers: Vec<(i32, usize)>,
-    /// All that were looked at.
+    /// All whose environment was read.
     pub looked_at: Vec<i32>,
-    /// Whether that is all, but for those that are passed over.
+    /// Whether all were tried, but for those that are passed over.
     pub are_all: bool,
 }
 
@@ -98,8 +98,8 @@ impl Wanted {
 enum Said {
     /// It begins with a process.
     Begins(i32),
-    /// It is done with the process, which has these values.
-    Has(i32, Vec<usize>),
+    /// It is done with the process, which has these values; `None` if its environment could not be read.
+    Has(i32, Option<Vec<usize>>),
 }
 
 /// Takes `pids` and reads their environments, one after the other, until one takes long, or the end.
@@ -112,9 +112,9 @@ fn read(pids: &Mutex<Vec<i32>>, wanted: &Wanted, said: &Sender<Said>, end: Insta
         }
         let start = Instant::now();
         let _ = said.send(Said::Begins(pid));
-        let environment = of(pid).unwrap_or_default();
+        let values = of(pid).ok().map(|environment| wanted.found_in(&environment));
         // If nothing listens any more, `pid` is noted as stuck.
-        let _ = said.send(Said::Has(pid, wanted.found_in(&environment)));
+        let _ = said.send(Said::Has(pid, values));
         STUCK.lock().remove(&pid);
         takes_long = start.elapsed() > PATIENCE / 2 || Instant::now() > end;
     }
@@ -144,8 +144,8 @@ fn follow(heard: &Receiver<Said>, found: &mut Found) {
             Said::Begins(pid) => reading = Some(pid),
             Said::Has(pid, values) => {
                 reading = None;
-                found.looked_at.push(pid);
-                found.carriers.extend(values.into_iter().map(|number| (pid, number)));
+                found.looked_at.extend(values.is_some().then_some(pid));
+                found.carriers.extend(values.into_iter().flatten().map(|number| (pid, number)));
             }
         }
     }
@@ -182,7 +182,7 @@ mod tests {
         let (name, value) = entry.split_once('=').expect("it has a value");
         let values = [b"no such value".to_vec(), value.as_bytes().to_vec()];
         let found = carriers(vec![own, 0], name, &values, end);
-        assert_eq!(found, Found { carriers: vec![(own, 1)], looked_at: vec![0, own], are_all: true });
+        assert_eq!(found, Found { carriers: vec![(own, 1)], looked_at: vec![own], are_all: true });
         let found = carriers(vec![own], "no such name", &values, end);
         assert_eq!(found, Found { carriers: vec![], looked_at: vec![own], are_all: true });
         assert_eq!(carriers(vec![own], name, &values, Instant::now() - PATIENCE), Found::default());

@@ -11,11 +11,9 @@ use std::fs;
 use std::sync::mpsc::Sender;
 use std::time::{Duration, Instant};
 
-use rustix::param::clock_ticks_per_second;
-use rustix::time::{ClockId, clock_gettime};
 use uzswap_proto::{ENV_JOB, Job};
 use uzswap_vm::sys::job;
-use uzswap_vm::sys::process::{PidFd, field, share_memory};
+use uzswap_vm::sys::process::{Kinship, PidFd, field, share_memory, ticks_ago};
 use uzswap_vm::sys::thread;
 
 use crate::environment;
@@ -63,8 +61,8 @@ pub struct Order {
     paused: Option<Instant>,
     patience: Duration,
     killed: HashSet<i32>,
-    /// Processes that do not carry the secret, by when they were forked.
-    others: HashMap<i32, Duration>,
+    /// Processes that do not carry the secret, with when they started.
+    others: HashMap<i32, u64>,
     /// Dropped when the job is dead.
     held: Vec<Box<dyn Send>>,
     /// Where it is said how many processes the job had, when it is dead.
@@ -155,23 +153,18 @@ impl Order {
     }
 
     /// Returns those processes of the job that are known without a search.
-    fn members(&self, processes: &HashMap<i32, Process>) -> HashSet<i32> {
+    fn members(&self, processes: &Processes) -> HashSet<i32> {
         let known = self.known.iter().filter(|(_, handle)| !handle.has_ended()).map(|(pid, _)| *pid);
         let known = known.filter(|pid| processes.contains_key(pid));
         known.chain(self.front.into_iter().flat_map(|front| descendants_in(processes, front))).collect()
     }
 
-    /// Notes which of the processes do not carry the secret, as seen at `now`, so that they are not looked at again.
-    fn note_others(
-        &mut self,
-        looked_at: &[i32],
-        members: &HashSet<i32>,
-        processes: &HashMap<i32, Process>,
-        now: Duration,
-    ) {
+    /// Notes which of the processes that were looked at do not carry the secret, so that they are not looked at again: those that had started
+    /// before `old`.
+    fn note_others(&mut self, looked_at: &[i32], members: &HashSet<i32>, processes: &Processes, old: u64) {
         let others = looked_at.iter().filter(|pid| !members.contains(pid));
-        let forked = others.filter_map(|pid| Some((*pid, processes.get(pid)?.forked)));
-        self.others.extend(forked.filter(|(_, forked)| *forked + START < now));
+        let started = others.filter_map(|pid| Some((*pid, processes.get(pid)?.started)));
+        self.others.extend(started.filter(|(_, started)| *started < old));
     }
 
     /// Stops `members`, if they are to be stopped first: what is stopped does not see another die.
@@ -225,22 +218,22 @@ pub fn pass(orders: &mut Vec<Order>) -> usize {
     let processes = processes();
     let mut members: Vec<HashSet<i32>> = orders.iter().map(|order| order.members(&processes)).collect();
     orders.iter_mut().zip(&members).for_each(|(order, members)| order.stop(members));
-    let is_known = |pid: i32, forked: Duration| {
+    let is_known = |pid: i32, started: u64| {
         members.iter().any(|members| members.contains(&pid))
-            || orders.iter().all(|order| order.others.get(&pid) == Some(&forked))
+            || orders.iter().all(|order| order.others.get(&pid) == Some(&started))
     };
-    let unknown = processes.iter().filter(|(pid, process)| !is_known(**pid, process.forked));
+    let unknown = processes.iter().filter(|(pid, process)| !is_known(**pid, process.started));
     let unknown = unknown.map(|(pid, _)| *pid).collect();
     let secrets: Vec<Vec<u8>> = orders.iter().map(|order| order.secret.clone()).collect();
     let patience = orders.iter().map(|order| order.patience).max().unwrap_or_default();
-    let now = since_boot();
+    let old = ticks_ago(START);
     let found = environment::carriers(unknown, ENV_JOB, &secrets, Instant::now() + patience);
     for (pid, number) in found.carriers {
         members[number].insert(pid);
     }
     for (order, members) in orders.iter_mut().zip(&members) {
         order.stop(members);
-        order.note_others(&found.looked_at, members, &processes, now);
+        order.note_others(&found.looked_at, members, &processes, old);
     }
     let mut killed = 0;
     let mut members = members.iter();
@@ -298,7 +291,7 @@ pub fn descendants(front: i32) -> Vec<i32> {
     descendants_in(&processes, front)
 }
 
-fn descendants_in(processes: &HashMap<i32, Process>, front: i32) -> Vec<i32> {
+fn descendants_in(processes: &Processes, front: i32) -> Vec<i32> {
     let mut found = vec![front];
     let mut next = 0;
     while next < found.len() {
@@ -314,33 +307,13 @@ pub fn is_called_worker(pid: i32) -> bool {
     fs::read(format!("/proc/{pid}/comm")).is_ok_and(|name| name == b"uzswap-agent\n")
 }
 
-struct Process {
-    parent: i32,
-    /// When, since the machine has started.
-    forked: Duration,
-}
-
-fn since_boot() -> Duration {
-    let now = clock_gettime(ClockId::Boottime);
-    Duration::new(now.tv_sec as u64, now.tv_nsec as u32)
-}
+type Processes = HashMap<i32, Kinship>;
 
 /// All processes that are not dead.
-fn processes() -> HashMap<i32, Process> {
+fn processes() -> Processes {
     let Ok(entries) = fs::read_dir("/proc") else { return HashMap::new() };
-    (entries.flatten())
-        .filter_map(|entry| {
-            let pid: i32 = entry.file_name().to_str()?.parse().ok()?;
-            let stat = fs::read_to_string(entry.path().join("stat")).ok()?;
-            // The name, in parentheses, may hold anything.
-            let mut fields = stat.rsplit_once(')')?.1.split_ascii_whitespace();
-            let (state, parent) = (fields.next()?, fields.next()?.parse().ok()?);
-            // Fields 3 and 4; 22 is next.
-            let ticks: u64 = fields.nth(17)?.parse().ok()?;
-            let forked = Duration::from_millis(ticks * 1000 / clock_ticks_per_second());
-            (!["Z", "X"].contains(&state)).then_some((pid, Process { parent, forked }))
-        })
-        .collect()
+    let pids = entries.flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+    pids.filter_map(|pid| Some((pid, Kinship::of(pid).filter(|process| !process.has_ended)?))).collect()
 }
 
 #[cfg(test)]
@@ -351,13 +324,16 @@ mod tests {
     fn what_does_not_carry_the_secret_is_looked_at_once_unless_it_is_young() {
         let job = Job::from_text(b"0123456789abcdef0123456789abcdef").expect("a secret");
         let mut order = Order::new(Manner::AtOnce, job, None, &[], &[]);
-        let forked = |seconds| Process { parent: 1, forked: Duration::from_secs(seconds) };
-        let processes = HashMap::from([(2, forked(1)), (3, forked(1)), (4, forked(95)), (5, forked(1))]);
-        order.note_others(&[2, 3, 4, 6], &HashSet::from([3]), &processes, Duration::from_secs(100));
-        assert_eq!(order.others, HashMap::from([(2, Duration::from_secs(1))]));
-        let (own, now) = (std::process::id() as i32, since_boot());
-        let age = now.saturating_sub(super::processes()[&own].forked);
-        assert!(age < Duration::from_secs(3600), "the clock is that of /proc: {age:?}");
+        let processes =
+            HashMap::from([(2, 1), (3, 1), (4, 95), (5, 1)].map(|(pid, started)| (pid, process(1, started))));
+        order.note_others(&[2, 3, 4, 6], &HashSet::from([3]), &processes, 90);
+        assert_eq!(order.others, HashMap::from([(2, 1)]));
+        let own = super::processes()[&(std::process::id() as i32)];
+        assert!((ticks_ago(Duration::from_secs(3600))..=ticks_ago(Duration::ZERO)).contains(&own.started));
+    }
+
+    fn process(parent: i32, started: u64) -> Kinship {
+        Kinship { parent, group: parent, session: parent, has_ended: false, started }
     }
 
     #[test]
@@ -369,8 +345,7 @@ mod tests {
 
     #[test]
     fn descendants_are_found_through_generations() {
-        let child_of = |parent| Process { parent, forked: Duration::ZERO };
-        let processes = HashMap::from([(2, 1), (3, 2), (4, 3), (5, 1)].map(|(pid, parent)| (pid, child_of(parent))));
+        let processes = HashMap::from([(2, 1), (3, 2), (4, 3), (5, 1)].map(|(pid, parent)| (pid, process(parent, 0))));
         let mut found = descendants_in(&processes, 2);
         found.sort_unstable();
         assert_eq!(found, [3, 4]);

@@ -87,18 +87,18 @@ impl Pager {
                 }
             }
             // There may be no end to what comes while this is read.
-            if read_all {
-                match self.order(space, state, &mut events, &mut asked, forks.len()) {
-                    Order::Found(ordered) => {
-                        self.settle(space, state, ordered, forks);
-                        return news;
-                    }
-                    Order::TooMany => {
-                        self.give_up(space, state, forks, "its threads change its memory layout without a pause");
-                        return false;
-                    }
-                    Order::Later => {}
+            let order =
+                if read_all { self.order(space, state, &mut events, &mut asked, forks.len()) } else { Order::Later };
+            match order {
+                Order::Found(ordered) => {
+                    self.settle(space, state, ordered, forks);
+                    return news;
                 }
+                Order::TooMany => {
+                    self.give_up(space, state, forks, "its threads change its memory layout without a pause");
+                    return false;
+                }
+                Order::Later => {}
             }
             let changing_for = begun.get_or_insert_with(Instant::now).elapsed();
             if changing_for > LONGEST_CHANGE {

@@ -12,7 +12,10 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::time::Duration;
 
+use rustix::param::clock_ticks_per_second;
+use rustix::time::{ClockId, clock_gettime};
 use uzswap_proto::Nonce;
 
 use crate::PAGE;
@@ -186,21 +189,31 @@ pub struct Kinship {
     pub group: i32,
     /// Its session.
     pub session: i32,
+    /// Whether it has ended, and only waits to be collected.
+    pub has_ended: bool,
     /// When it started, in clock ticks since the system did: tells it from another process with the same number.
     pub started: u64,
 }
 
 impl Kinship {
-    /// Of process `pid`; `None` if it is dead, or not to be seen from here.
+    /// Of process `pid`; `None` if there is none, or it is not to be seen from here.
     pub fn of(pid: i32) -> Option<Kinship> {
         let text = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
         // The name before may hold anything.
         let (_, rest) = text.rsplit_once(')')?;
-        let mut fields = rest.split_ascii_whitespace().skip(1);
+        let mut fields = rest.split_ascii_whitespace();
+        let has_ended = ["Z", "X"].contains(&fields.next()?);
         let mut number = || fields.next()?.parse().ok();
         let (parent, group, session) = (number()?, number()?, number()?);
-        Some(Kinship { parent, group, session, started: fields.nth(15)?.parse().ok()? })
+        Some(Kinship { parent, group, session, has_ended, started: fields.nth(15)?.parse().ok()? })
     }
+}
+
+/// Returns the time so long ago, in the clock ticks of [`Kinship::started`].
+pub fn ticks_ago(time: Duration) -> u64 {
+    let now = clock_gettime(ClockId::Boottime);
+    let then = Duration::new(now.tv_sec as u64, now.tv_nsec as u32).saturating_sub(time);
+    then.as_millis() as u64 * clock_ticks_per_second() / 1000
 }
 
 /// How far up a process's ancestors are looked at.
