@@ -169,13 +169,15 @@ def neighbours(context: Context, test):
                 unless(current > 40 * MIB, f"{current / MIB:.1f} MiB left"), unless(whole_job < 164 * MIB, f"{whole_job / MIB:.1f} MiB"),
                 unless(daemon.count("cgroup/loud/memory.stat", "pgsteal") > 10000, "the loud one was not reclaimed from"))
 
-    # What it has in the pool is protected as well.
+    # What it has in the pool is protected as well. Its own limit would write back, too.
     count = lambda key: daemon.count("cgroup/quiet/memory.stat", key)
+    daemon.ask("set", "cgroup/quiet/memory.zswap.writeback", "0")
     daemon.ask("set", "cgroup/quiet/memory.max", "32M")
     wait_until(lambda: count("zswapped") > 4 * MIB, 10)
     daemon.ask("set", "cgroup/quiet/memory.max", "max")
     # What its own limit has begun may go on for a moment.
-    wait_until(lambda: count("zswpwb") == (time.sleep(0.3), count("zswpwb"))[1], 10)
+    wait_until(lambda: count("zswapped") == (time.sleep(0.3), count("zswapped"))[1], 10)
+    daemon.ask("set", "cgroup/quiet/memory.zswap.writeback", "1")
     pooled, written = count("zswapped"), count("zswpwb")
     for _ in range(10):
         loud.touch(1)

@@ -43,7 +43,7 @@ pub fn listen(groups: &Groups, worker: &ShrinkWorker, stop: &AtomicBool) {
     let Some(trigger) = trigger() else { return };
     while !stop.load(Relaxed) {
         match trigger.wait(PATIENCE) {
-            Ok(true) => groups.exposed().iter().for_each(|charge| worker.press(charge.group, 1.0)),
+            Ok(true) => groups.exposed().iter().for_each(|charge| worker.press(charge.group, 1.0, None)),
             Ok(false) => {}
             // The cgroup is gone, and its pressure with it.
             Err(_) => return,

@@ -253,7 +253,7 @@ impl Reclaimer {
     }
 
     /// One step in one group, after the pool was shrunk by so many bytes; tells whether it has freed anything.
-    fn reclaim_from(&mut self, charge: &Charge, sessions: Sizes<'_>, shrunk: u64, time: Duration) -> bool {
+    fn reclaim_from(&mut self, charge: &Arc<Charge>, sessions: Sizes<'_>, shrunk: u64, time: Duration) -> bool {
         let wanted = charge.excess().max(0) as u64;
         // Who is past the limit may be held, and waits for that reason.
         let waiting = charge.is_above_max() || self.anybody_waits(charge);
@@ -282,7 +282,7 @@ impl Reclaimer {
             // Programs hold on to what they have: then the pool has too large a part.
             let targets = self.taker.groups.unprotected(charge);
             let bytes = (wanted - freed).max(SHRINK_BYTES) / targets.len().max(1) as u64;
-            targets.iter().for_each(|target| self.shrink_worker.ask(target.group, bytes));
+            targets.iter().for_each(|target| self.shrink_worker.ask(target.group, bytes, charge.clone()));
         }
         let need = self.need.entry(charge.id).or_default();
         let refusals = charge.events.max.load(Relaxed);
@@ -313,8 +313,9 @@ impl Reclaimer {
         freed > 0 || step.is_broken_off && step.moved > 0
     }
 
-    /// Has the pool shrunk in proportion: of each group, by as large a part as was looked at of its programs' memory.
-    fn press_pool(&mut self, sessions: Sizes<'_>, reclaimed: &Charge) {
+    /// Has the pool shrunk in proportion: of each group, by as large a part as was looked at of its programs' memory. What was looked at of a
+    /// group that is protected now was so for its own limit.
+    fn press_pool(&mut self, sessions: Sizes<'_>, reclaimed: &Arc<Charge>) {
         let below: HashMap<GroupId, (Arc<Charge>, u64)> =
             sessions.iter().fold(HashMap::new(), |mut below, (session, bytes)| {
                 let charge = session.charge();
@@ -323,12 +324,20 @@ impl Reclaimer {
                 }
                 below
             });
-        for (id, (charge, bytes)) in below {
+        let groups = &self.taker.groups;
+        let is_protected = |charge: &Charge| {
+            [Limit::Min, Limit::Low].iter().any(|limit| groups.protects(charge, reclaimed.id, *limit))
+        };
+        let targets = below.values().any(|(charge, _)| is_protected(charge)).then(|| groups.unprotected(reclaimed));
+        let is_target = |charge: &Charge| {
+            targets.as_ref().is_none_or(|targets| targets.iter().any(|target| charge.is_below(target.id)))
+        };
+        for (id, (charge, bytes)) in below.into_iter().filter(|(_, (charge, _))| is_target(charge)) {
             let scanned = charge.counters.pgscan.load(Relaxed);
             let pages = scanned - std::mem::replace(&mut self.need.entry(id).or_default().scanned, scanned);
             let resident = (bytes / PAGE_SIZE as u64).max(1);
             if pages > 0 {
-                self.shrink_worker.press(charge.group, pages as f64 / resident as f64);
+                self.shrink_worker.press(charge.group, pages as f64 / resident as f64, Some(reclaimed.clone()));
             }
         }
     }

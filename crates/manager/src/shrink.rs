@@ -46,17 +46,24 @@ pub struct ShrinkWorker {
 }
 
 /// What others want of the worker, of one group and all below it.
-#[derive(Debug, Clone, Copy, Default)]
+#[derive(Clone, Default)]
 struct Wish {
     /// Of the pool's memory.
     bytes: u64,
     /// Of what the shrinker has on offer, 0 to 1.
     part: f64,
+    /// The group whose limit the last of them want it for. None if it is the host that is short of memory.
+    reclaimed: Option<Arc<Charge>>,
 }
 
 impl Wish {
     fn is_fulfilled(&self) -> bool {
         self.bytes == 0 && self.part == 0.0
+    }
+
+    /// Tells whether the limit that this was wanted for is no longer near: it was lifted, or memory became free.
+    fn is_outdated(&self) -> bool {
+        self.reclaimed.as_ref().is_some_and(|reclaimed| !reclaimed.is_near())
     }
 }
 
@@ -82,21 +89,24 @@ impl ShrinkWorker {
         self.cap.store(cap, Relaxed);
     }
 
-    /// Asks for at least `bytes` of the pool's memory, from a group and all below it. Asked again before it is done, the larger
-    /// wish counts.
-    pub fn ask(&self, group: Group, bytes: u64) {
+    /// Asks for at least `bytes` of the pool's memory, from a group and all below it, as long as the limit of `reclaimed` is near. Asked
+    /// again before it is done, the larger wish counts.
+    pub fn ask(&self, group: Group, bytes: u64, reclaimed: Arc<Charge>) {
         let mut wishes = self.wishes.lock();
         let wish = wishes.entry(group).or_default();
         wish.bytes = bytes.max(wish.bytes);
+        wish.reclaimed = Some(reclaimed);
         self.bell.notify_one();
     }
 
-    /// Tells of pressure on the memory of a group, itself alone, that has looked at a `part` (0 to 1) of it.
-    pub fn press(&self, group: Group, part: f64) {
+    /// Tells of pressure on the memory of a group, itself alone, that has looked at a `part` (0 to 1) of it: of the host, or as long as the
+    /// limit of `reclaimed` is near.
+    pub fn press(&self, group: Group, part: f64, reclaimed: Option<Arc<Charge>>) {
         let mut wishes = self.wishes.lock();
         let wish = wishes.entry(group).or_default();
         // The worker looks often enough; this is not urgent.
         wish.part = (wish.part + part).min(1.0);
+        wish.reclaimed = reclaimed;
     }
 
     /// Forgets what was asked of a group that was removed.
@@ -119,7 +129,7 @@ impl ShrinkWorker {
         while !stop.load(Relaxed) {
             let size = self.engine.pool_bytes();
             self.observe(size);
-            let wishes = self.wishes.lock().clone();
+            let wishes = self.wishes();
             // A pool that is far from its cap takes a while to come near it.
             let pause = Duration::from_millis(match size {
                 0 => 100,
@@ -150,7 +160,7 @@ impl ShrinkWorker {
                 let scanned = self.scan(group, wish.part);
                 busy |= shrunk > 0 || scanned > 0.0;
                 let given = if group == Group::ROOT { shrunk + freed } else { shrunk };
-                self.note(group, wish, given, scanned);
+                self.note(group, &wish, given, scanned);
                 self.freed.fetch_add(shrunk, Relaxed);
             }
             self.freed.fetch_add(freed, Relaxed);
@@ -158,6 +168,13 @@ impl ShrinkWorker {
                 self.bell.wait_for(&mut self.wishes.lock(), pause);
             }
         }
+    }
+
+    /// Returns what is wanted, without what is wanted no longer.
+    fn wishes(&self) -> HashMap<Group, Wish> {
+        let mut wishes = self.wishes.lock();
+        wishes.retain(|_, wish| !wish.is_outdated());
+        wishes.clone()
     }
 
     /// Frees at least `bytes` of the pool where some groups are protected: of the others first, then of those that only `memory.low`
@@ -210,7 +227,7 @@ impl ShrinkWorker {
     }
 
     /// Notes what has been done of a wish.
-    fn note(&self, group: Group, done: Wish, freed: u64, scanned: f64) {
+    fn note(&self, group: Group, done: &Wish, freed: u64, scanned: f64) {
         let mut wishes = self.wishes.lock();
         let Some(wish) = wishes.get_mut(&group) else { return };
         wish.part = (wish.part - scanned).max(0.0);
@@ -226,5 +243,30 @@ impl ShrinkWorker {
         if size > peak.bytes {
             *peak = PoolPeak { bytes: size, ratio: self.engine.counters().root.zswapped as f64 / size as f64 };
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use uzswap_engine::{Config, HeapSource};
+
+    #[test]
+    fn what_a_limit_wanted_is_forgotten_when_it_is_lifted() {
+        const MIB: u64 = 1 << 20;
+        let engine = Arc::new(Zswap::new(Config::default(), None, HeapSource));
+        let groups = Groups::new(engine.clone(), Arc::default());
+        let worker = ShrinkWorker::new(engine, 64 * MIB);
+        let id = groups.create(GroupId::ROOT, "limited", 0).expect("room");
+        let charge = groups.get(id).expect("there");
+        charge.set_limit(Limit::Max, Some(32 * MIB));
+        charge.measured(40 * MIB, 0, 0);
+        worker.ask(charge.group, 8 * MIB, charge.clone());
+        worker.press(charge.group, 0.5, Some(charge.clone()));
+        assert_eq!(worker.wishes()[&charge.group].bytes, 8 * MIB);
+        charge.set_limit(Limit::Max, None);
+        assert!(worker.wishes().is_empty());
+        worker.press(charge.group, 1.0, None);
+        assert_eq!(worker.wishes()[&charge.group].part, 1.0, "the host is still short of memory");
     }
 }
