@@ -38,14 +38,18 @@ pub(crate) enum Talk {
 /// How long to wait for somebody else's conversation with a worker.
 const CONVERSATION_PATIENCE: Duration = Duration::from_millis(2);
 
-/// Pages of one EVICT: large enough to pay for the round trip, small enough for faults not to wait long.
+/// Pages of one EVICT of reclaim: large enough to pay for the round trip, small enough for faults not to wait long.
 const EVICT_PAGES: usize = 256;
 const _: () = assert!(EVICT_PAGES <= MAX_BATCH_PAGES);
+
+/// The same where a program asks for its pages to go, and the crew helps to store them: the larger the batch, the less they wait for each other
+/// and for the worker. Of 512 pages in place of 256 a gibibyte takes a sixth less time (`lab bench --only "paged out"`).
+const PAGE_OUT_PAGES: usize = MAX_BATCH_PAGES;
 
 /// Reclaim looks at so many pages for each that it wants, before it takes what is hot as well.
 const MOST_SEEN: usize = 16;
 
-/// What has come to the staging area is stored in groups of this many pages.
+/// What reclaim has moved to the staging area is stored in groups of this many pages.
 pub(crate) const STORE_PAGES: usize = 256;
 
 impl Pager {
@@ -216,7 +220,7 @@ impl Pager {
                     let _conversation = space.conversation.lock();
                     let Some(worker) = self.resume(space) else { return Ok(None) };
                     space.lock().settle_removals(Range::new(at, part.end));
-                    let present = self.present(space, &worker, Range::new(at, part.end), EVICT_PAGES)?;
+                    let present = self.present(space, &worker, Range::new(at, part.end), PAGE_OUT_PAGES)?;
                     at = present.end;
                     for guard in present.guards {
                         // Where the layout is changing, the next search finds it again.
@@ -308,7 +312,7 @@ impl Pager {
         // A second round for pages that a fork left shared: touched for writing, they become this process's alone.
         for touch in [0, evict::TOUCH] {
             while !retry.is_empty() {
-                let taken = retry.len().min(EVICT_PAGES);
+                let taken = retry.len().min(MAX_BATCH_PAGES);
                 let batch: Vec<u64> = retry.drain(..taken).collect();
                 match self.evict_batch(space, worker, batch, touch, spare_hot && touch == 0)? {
                     Some(count) => staged += count,
@@ -385,12 +389,13 @@ impl Pager {
     fn store_oldest(&self, space: &Space, keep: usize, helped: bool) -> io::Result<Progress> {
         let _visit = space.visit();
         let _conversation = space.conversation.lock();
+        let most = if helped { PAGE_OUT_PAGES } else { STORE_PAGES };
         let mut progress = Progress::default();
         while let Some(worker) = self.resume(space) {
             let run: Vec<(u32, Option<u64>)> = {
                 let state = space.lock();
                 let surplus = state.staging.len().saturating_sub(keep);
-                let count = state.staging.oldest_run(surplus.min(STORE_PAGES));
+                let count = state.staging.oldest_run(surplus.min(most));
                 (0..count).map(|i| state.staging.sequence(i)).map(|s| (s, state.staging.get(s))).collect()
             };
             if run.is_empty() {
