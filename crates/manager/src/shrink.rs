@@ -52,7 +52,7 @@ struct Wish {
     bytes: u64,
     /// Of what the shrinker has on offer, 0 to 1.
     part: f64,
-    /// The group whose limit the last of them want it for. None if it is the host that is short of memory.
+    /// The group whose limit it was last wanted for. None if the host is short of memory.
     reclaimed: Option<Arc<Charge>>,
 }
 
@@ -61,7 +61,7 @@ impl Wish {
         self.bytes == 0 && self.part == 0.0
     }
 
-    /// Tells whether the limit that this was wanted for is no longer near: it was lifted, or memory became free.
+    /// Tells whether the limit that this was wanted for is no longer near: it was lifted, or memory has become free.
     fn is_outdated(&self) -> bool {
         self.reclaimed.as_ref().is_some_and(|reclaimed| !reclaimed.is_near())
     }
