@@ -274,13 +274,13 @@ impl Reclaimer {
         if freed > 0 && charge.excess() > 0 && charge.limit(Limit::High).is_some() {
             charge.count(|events| &events.high);
         }
-        self.press_pool(sessions, charge);
+        let targets = self.taker.groups.unprotected(charge);
+        self.press_pool(sessions, charge, &targets);
         let current = charge.current.load(Relaxed);
         let pool = current.saturating_sub(charge.anon.load(Relaxed));
         let fruitless = self.need.get(&charge.id).is_some_and(|need| need.vain.is_some());
         if freed < wanted / 2 && (pool > current / SMALL_POOL || fruitless) {
             // Programs hold on to what they have: then the pool has too large a part.
-            let targets = self.taker.groups.unprotected(charge);
             let bytes = (wanted - freed).max(SHRINK_BYTES) / targets.len().max(1) as u64;
             targets.iter().for_each(|target| self.shrink_worker.ask(target.group, bytes, charge.clone()));
         }
@@ -313,26 +313,18 @@ impl Reclaimer {
         freed > 0 || step.is_broken_off && step.moved > 0
     }
 
-    /// Has the pool shrunk in proportion: of each group, by as large a part as was looked at of its programs' memory. What was looked at of a
-    /// group that is protected now was so for its own limit.
-    fn press_pool(&mut self, sessions: Sizes<'_>, reclaimed: &Arc<Charge>) {
+    /// Has the pool shrunk in proportion: of each group of `targets` and below, by as large a part as was looked at of its programs' memory.
+    /// What was looked at of the others, which are protected, was so for their own limits.
+    fn press_pool(&mut self, sessions: Sizes<'_>, reclaimed: &Arc<Charge>, targets: &[Arc<Charge>]) {
         let below: HashMap<GroupId, (Arc<Charge>, u64)> =
             sessions.iter().fold(HashMap::new(), |mut below, (session, bytes)| {
                 let charge = session.charge();
-                if charge.is_below(reclaimed.id) {
+                if targets.iter().any(|target| charge.is_below(target.id)) {
                     below.entry(charge.id).or_insert((charge, 0)).1 += bytes;
                 }
                 below
             });
-        let groups = &self.taker.groups;
-        let is_protected = |charge: &Charge| {
-            [Limit::Min, Limit::Low].iter().any(|limit| groups.protects(charge, reclaimed.id, *limit))
-        };
-        let targets = below.values().any(|(charge, _)| is_protected(charge)).then(|| groups.unprotected(reclaimed));
-        let is_target = |charge: &Charge| {
-            targets.as_ref().is_none_or(|targets| targets.iter().any(|target| charge.is_below(target.id)))
-        };
-        for (id, (charge, bytes)) in below.into_iter().filter(|(_, (charge, _))| is_target(charge)) {
+        for (id, (charge, bytes)) in below {
             let scanned = charge.counters.pgscan.load(Relaxed);
             let pages = scanned - std::mem::replace(&mut self.need.entry(id).or_default().scanned, scanned);
             let resident = (bytes / PAGE_SIZE as u64).max(1);

@@ -16,8 +16,9 @@
 //!    within it the thread that serves noisy ones gives way to those that serve the rest. It is not so at other times: threads that get a
 //!    processor for each fault at once serve them one by one, and a crowd of processes gets half as much done.
 //! 5. Where there are other users, the thread that serves noisy ones pauses after each visit to one whose threads change the layout, for as
-//!    long as the visit had a processor, or until a noisy one of another user waits. Else it would take a processor from the others for itself, and give one to each thread whose change
-//!    it reads. Meanwhile more changes gather, which it reads at once: many threads get as many done as without the pause.
+//!    long as the visit had a processor, or until a noisy one of another user waits. Else it would take a processor from the others for
+//!    itself, and give one to each thread whose change it reads. Meanwhile more changes gather, which it reads at once:
+//!    many threads get as many done as without the pause.
 //! 6. The address spaces of a trusted owner are not noisy: no other owner's could be held up.
 
 use std::sync::Arc;
