@@ -124,6 +124,8 @@ pub enum Order {
     Later,
     /// It will not be told: too many changes depend on each other. Time and memory grow with the square of their number.
     TooMany,
+    /// None is possible: each of some changes has to make room for another of them.
+    Contradictory,
 }
 
 /// The longest set of changes that depend on each other and of which several orders are possible; and the longest of which only one is.
@@ -167,7 +169,7 @@ pub fn order(registered: &RangeSet, read: &[Event], mut is_registered: impl FnMu
         match search.best {
             Some((_, best)) if all_answered => ordered.extend(best),
             Some(_) => return Order::Later,
-            None => return Order::TooMany,
+            None => return Order::Contradictory,
         }
     }
     Order::Found(if doubted { ordered } else { read.to_vec() })
@@ -578,6 +580,12 @@ mod tests {
         let before = registered(&[(A, LEN)]);
         let read = [remap(A, B), remap(B, C)];
         assert_eq!(ordered_without_asking(&before, &read), read);
+    }
+
+    #[test]
+    fn two_that_each_make_room_for_the_other_have_no_order() {
+        let before = registered(&[(A, LEN), (B, LEN)]);
+        assert_eq!(order(&before, &events(&[remap(A, B), remap(B, A)]), |_| Some(true)), Order::Contradictory);
     }
 
     #[test]

@@ -98,6 +98,15 @@ impl Pager {
                     self.give_up(space, state, forks, "its threads change its memory layout without a pause");
                     return false;
                 }
+                Order::Contradictory => {
+                    self.give_up(
+                        space,
+                        state,
+                        forks,
+                        "what it has moved in its memory contradicts what was known of it",
+                    );
+                    return false;
+                }
                 Order::Later => {}
             }
             let changing_for = begun.get_or_insert_with(Instant::now).elapsed();

@@ -6,7 +6,8 @@
 //!
 //! Each of these calls does all or nothing. So the pager asks the kernel about one page of each part of what is said to be unmapped that may
 //! have contents moved out, and that no other change of the epoch divides:
-//! 1. A part that a remap of the epoch has brought a mapping to, and that is registered: the remap itself takes away what was there before.
+//! 1. A part that a remap of the epoch has brought a mapping to, and that is registered: that was not unmapped, but what lay there before may
+//!    have been, to make room for it. The part becomes an event of its own, and what is registered tells where its place is (`epoch`).
 //! 2. A part that is not registered, and that a remap of the epoch has moved away, was there until then, if no remap has brought anything
 //!    there. What remains in its place is nothing of ours.
 //! 3. Another part that is registered was not unmapped. Or it was, and a mapping beside it has grown over the place since, in silence: `mremap` does
@@ -52,13 +53,13 @@ pub(crate) fn take_out(
             continue;
         };
         let index = index.get_or_insert_with(|| Index::of(events));
-        let (mut stays, mut in_doubt) = (Vec::new(), Vec::new());
+        let (mut stays, mut apart, mut in_doubt) = (Vec::new(), Vec::new(), Vec::new());
         for Part { range, moved_away, brought } in doubtful_parts(state, index, range) {
             if has_forks && (moved_away || brought) {
                 continue;
             }
             match kernel.ask(state.table.first_away(range).unwrap_or(range.start)) {
-                Probe::Registered if brought => stays.push(range),
+                Probe::Registered if brought => apart.push(range),
                 Probe::Registered => in_doubt.push(range),
                 Probe::NotRegistered | Probe::Gone if moved_away && !brought => stays.push(range),
                 Probe::NotRegistered | Probe::Gone => {}
@@ -72,9 +73,11 @@ pub(crate) fn take_out(
                 None => return false,
             }
         }
-        stays.sort_unstable_by_key(|range| range.start);
-        let gone: Vec<Range> = without(range, &stays).collect();
-        if !stays.is_empty() {
+        let mut holes = [stays.as_slice(), &apart].concat();
+        holes.sort_unstable_by_key(|range| range.start);
+        let mut gone: Vec<Range> = without(range, &holes).chain(apart).collect();
+        gone.sort_unstable_by_key(|range| range.start);
+        if gone != [range] {
             index.replace(range, &gone);
             events.splice(*asked..=*asked, gone.iter().map(|&range| Event { change: Change::Unmap(range), ..event }));
         }
@@ -202,6 +205,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::epoch::{self, Order};
     use crate::table::PageState;
 
     const A: Range = Range { start: 0x10000, end: 0x14000 };
@@ -285,8 +289,9 @@ mod tests {
         for at in 0..2 {
             let mut changes = vec![remap(A, B)];
             changes.insert(at, Change::Unmap(ALL));
-            let mut expected = rest.clone();
-            expected.insert(if at == 0 { rest.len() } else { 0 }, remap(A, B));
+            // What was to be unmapped where something was brought stands alone: its place is before that.
+            let mut expected = [&rest[..2], &[Change::Unmap(B)], &rest[2..]].concat();
+            expected.insert(if at == 0 { expected.len() } else { 0 }, remap(A, B));
             assert_eq!(left(&[A], &changes, false, &[B]), expected);
         }
         // Unmapped after it was brought there.
@@ -294,7 +299,35 @@ mod tests {
         // A child may have nothing there.
         let changes = [Change::Unmap(B), remap(A, B)];
         assert_eq!(left(&[A, B], &changes, true, &[B]), changes);
-        assert_eq!(left(&[A, B], &changes, false, &[B]), [remap(A, B)]);
+        assert_eq!(left(&[A, B], &changes, false, &[B]), changes);
+    }
+
+    /// A thread moves memory over other memory, and moves what lies there on, before the manager has read all that is to be read.
+    #[test]
+    fn what_made_room_for_a_remap_is_not_looked_for_among_what_came_later() {
+        let c = Range::new(0x30000, 0x34000);
+        let ordered = |changes: &[Change], registered: &[Range]| {
+            let (mut state, mut asked) = (State::default(), 0);
+            for range in [A, B] {
+                state.registered.insert(range);
+                state.table.set(range.start, PageState::Staged(1));
+            }
+            let mut events: Vec<Event> = changes.iter().map(|&change| Event::new(change, 0)).collect();
+            let kernel = Says(registered, &[], false);
+            assert!(take_out(&state, &mut events, &mut asked, false, &kernel));
+            epoch::order(&state.registered, &events, |address| Some(kernel.ask(address) == Probe::Registered))
+        };
+        let all = |changes: &[Change]| Order::Found(changes.iter().map(|&change| Event::new(change, 0)).collect());
+        // Left mapped where it lay (MREMAP_DONTUNMAP).
+        let changes = [Change::Unmap(B), remap(A, B), remap(B, c)];
+        assert_eq!(ordered(&changes, &[B, c]), all(&changes));
+        // A part of it goes where the whole came from, which the kernel has unmapped there.
+        let [part, back] = [B, A].map(|range| Range::new(range.start + PAGE, range.end - PAGE));
+        let read = [Change::Unmap(B), remap(A, B), Change::Unmap(A), remap(part, back)];
+        let pieces = [(B.start, part.start), (part.start, part.end), (part.end, B.end)];
+        let pieces = pieces.map(|(start, end)| Change::Unmap(Range::new(start, end)));
+        let rest = [remap(A, B), Change::Unmap(back), remap(part, back)];
+        assert_eq!(ordered(&read, &[B, back]), all(&[pieces, rest].concat()));
     }
 
     #[test]
