@@ -73,6 +73,29 @@ def moved_onto(context: Context, test):
     yield run_program(context, test, "movedonto", "what was moved is whole", context.size(6, 60))
 
 
+MOVES = ("over", "grown", "moved", "stays", "beside", "hole")
+
+
+@test("moved-on", 90)
+def moved_on(context: Context, test):
+    """Threads move memory, give some of it up and let the rest grow again, without a pause: nothing is lost, and nothing comes back."""
+    for how in MOVES:
+        for forks in ((), ("forks",)):
+            argv = (how, 6, context.size(2, 30), *forks)
+            result = run_program(context, test, "movedon", "all is where it was moved to", *argv, limit="4M")
+            yield Result(f"moved-on: {' '.join((how, *forks))}", result.ok, result.detail)
+
+
+@test("bursts", 120)
+def bursts(context: Context, test):
+    """Threads make a few changes of their mappings at random, without touching memory between them, fork among them, and find every byte right."""
+    for seed in range(1, context.size(3, 30) + 1):
+        for forks in ((), ("forks",)):
+            argv = (6, context.size(4, 10), seed, *forks)
+            result = run_program(context, test, "bursts", "all is where it belongs", *argv, limit="4M")
+            yield Result(f"bursts: seed {' '.join((str(seed), *forks))}", result.ok, result.detail)
+
+
 @test("launcher", 60, beside=True)
 def launchers(context: Context, test):
     """Programs that set the processors of their children, and child subreapers that wait until they have none, find what they do without uzswap."""

@@ -77,19 +77,43 @@ pub struct Event {
     pub change: Change,
     /// How many forks of the same epoch were read before it.
     pub forks_read: usize,
+    /// It was read in its place: what lies where it unmapped something has come later (`refused`), by a mapping that has grown in silence.
+    pub stands: bool,
 }
 
 impl Event {
     pub fn new(change: Change, forks_read: usize) -> Event {
-        Event { change, forks_read }
+        Event { change, forks_read, stands: false }
     }
 }
 
-/// What is registered within `window` after `changes`, if `registered` was before them.
-fn known(registered: &RangeSet, changes: &[Event], window: Range) -> RangeSet {
-    // What of it may be, where that was before the changes looked at so far, and how far it has moved since.
+/// Where what lies at `range` is brought by the remaps of `changes`, as far as none brings something else over it.
+pub(crate) fn brought_to(changes: &[Event], range: Range) -> Vec<Range> {
+    let mut parts = vec![range];
+    for event in changes {
+        let Change::Remap { from, to, len } = event.change else { continue };
+        if !parts.iter().any(|part| event.change.touches(*part)) {
+            continue;
+        }
+        let source = Range::sized(from, len);
+        let move_on = |part: Range| {
+            let moved = part.intersect(source);
+            let moved = Range::sized(moved.start.wrapping_sub(from).wrapping_add(to), moved.len());
+            let stays = part.without(source).into_iter().flat_map(|part| part.without(Range::sized(to, len)));
+            stays.chain([moved]).filter(|part| !part.is_empty()).collect::<Vec<_>>()
+        };
+        parts = parts.into_iter().flat_map(move_on).collect();
+    }
+    parts
+}
+
+/// Where what lies within `window` after `changes` was before them, and how far it has moved since.
+fn origins(changes: &[Event], window: Range) -> Vec<(Range, u64)> {
     let mut open = vec![(window, 0u64)];
     for event in changes.iter().rev() {
+        if !open.iter().any(|(part, _)| event.change.touches(*part)) {
+            continue;
+        }
         let vacated = event.change.vacates().unwrap_or(Range::new(0, 0));
         let before = |(part, moved): (Range, u64)| {
             let (brought, rest) = match event.change {
@@ -107,8 +131,18 @@ fn known(registered: &RangeSet, changes: &[Event], window: Range) -> RangeSet {
         };
         open = open.into_iter().flat_map(before).collect();
     }
+    open
+}
+
+/// What of `registered`, which was before `changes`, lies within `window` after them: where it was before.
+pub(crate) fn origins_of(registered: &RangeSet, changes: &[Event], window: Range) -> Vec<Range> {
+    origins(changes, window).into_iter().flat_map(|(part, _)| registered.within(part)).collect()
+}
+
+/// What is registered within `window` after `changes`, if `registered` was before them.
+fn known(registered: &RangeSet, changes: &[Event], window: Range) -> RangeSet {
     let mut set = RangeSet::default();
-    for (part, moved) in open {
+    for (part, moved) in origins(changes, window) {
         let now = |part: Range| Range::sized(part.start.wrapping_add(moved), part.len());
         registered.within(part).into_iter().for_each(|part| set.insert(now(part)));
     }
@@ -124,8 +158,8 @@ pub enum Order {
     Later,
     /// It will not be told: too many changes depend on each other. Time and memory grow with the square of their number.
     TooMany,
-    /// None is possible: each of some changes has to make room for another of them.
-    Contradictory,
+    /// Several are possible, or none, as far as is known, and what is where depends on it.
+    Unclear,
 }
 
 /// The longest set of changes that depend on each other and of which several orders are possible; and the longest of which only one is.
@@ -154,8 +188,14 @@ pub fn order(registered: &RangeSet, read: &[Event], mut is_registered: impl FnMu
     let mut doubted = false;
     for set in entangled(read) {
         let set = of(read, &set);
-        let mut search =
-            Search { registered, is_registered: &mut is_registered, answers: BTreeMap::new(), tries: 0, best: None };
+        let mut search = Search {
+            registered,
+            is_registered: &mut is_registered,
+            targets: Vec::new(),
+            answers: BTreeMap::new(),
+            tries: 0,
+            best: None,
+        };
         if (0..set.len()).all(|i| search.choices(&set[..i], &set[i..]) == [0]) {
             ordered.extend(set);
             continue;
@@ -164,12 +204,13 @@ pub fn order(registered: &RangeSet, read: &[Event], mut is_registered: impl FnMu
             return Order::TooMany;
         }
         doubted = true;
+        search.targets = targets(registered, &set);
         search.arrange(&mut Vec::new(), &set);
         let all_answered = search.answers.values().all(Option::is_some);
         match search.best {
             Some((_, best)) if all_answered => ordered.extend(best),
             Some(_) => return Order::Later,
-            None => return Order::Contradictory,
+            None => return Order::Unclear,
         }
     }
     Order::Found(if doubted { ordered } else { read.to_vec() })
@@ -209,6 +250,9 @@ fn of(events: &[Event], places: &[usize]) -> Vec<Event> {
     places.iter().map(|&place| events[place]).collect()
 }
 
+/// Of so many parts a child is asked.
+const ENOUGH_PARTS: usize = 1000;
+
 /// Splits `ordered` into what happened before the fork that was read as number `fork` of the epoch, and what happened
 /// after it. `in_child` tells whether an address lies in a mapping that the child has inherited registered, and `in_parent` whether it lies
 /// in one now, if that can be told.
@@ -231,10 +275,13 @@ pub fn split(
             let changes = events.iter().filter(|event| event.change.touches(Range::page(at)));
             changes.count() > 1 || in_parent(at) != Some(false)
         };
-        let evidence = parts(registered, &events).into_iter().filter_map(|at| {
+        // Of very many parts the first are enough.
+        let evidence = parts(registered, &events).take(ENOUGH_PARTS).filter_map(|at| {
             let is_there = in_child(at)?;
-            // A mapping grows upwards.
-            let may_have_grown = is_there && may_be_in_parent(at) && in_child(at.saturating_sub(PAGE)) == Some(true);
+            // A mapping grows upwards, and what it has grown from may have gone since.
+            let before = at.saturating_sub(PAGE);
+            let is_touched = || events.iter().any(|event| event.change.touches(Range::page(before)));
+            let may_have_grown = is_there && may_be_in_parent(at) && (in_child(before) == Some(true) || is_touched());
             Some(Evidence { at, is_there, may_have_grown })
         });
         let evidence = evidence.collect();
@@ -249,10 +296,19 @@ pub fn split(
     (events(before), events(after))
 }
 
+/// The first address of each part of where `events` move something to.
+fn targets(registered: &RangeSet, events: &[Event]) -> Vec<u64> {
+    let mut targets = RangeSet::default();
+    for event in events {
+        if let Change::Remap { to, len, .. } = event.change {
+            targets.insert(Range::sized(to, len));
+        }
+    }
+    parts(registered, events).filter(|at| targets.contains(*at)).collect()
+}
+
 /// The first address of each part of what `events` change that, as far as is known, is registered as a whole or not at all.
-/// Of very many the first.
-fn parts(registered: &RangeSet, events: &[Event]) -> Vec<u64> {
-    const ENOUGH: usize = 1000;
+fn parts(registered: &RangeSet, events: &[Event]) -> impl Iterator<Item = u64> {
     let changes = || events.iter().map(|event| event.change).filter(|change| change.vacates().is_some());
     let mut bounds = BTreeSet::new();
     for range in changes().flat_map(Change::ranges) {
@@ -269,7 +325,7 @@ fn parts(registered: &RangeSet, events: &[Event]) -> Vec<u64> {
         let moved: Vec<u64> = bounds.range(from..from + len).map(|bound| bound - from + to).collect();
         bounds.extend(moved);
     }
-    bounds.into_iter().filter(|&at| changes().any(|change| change.touches(Range::page(at)))).take(ENOUGH).collect()
+    bounds.into_iter().filter(move |&at| changes().any(|change| change.touches(Range::page(at))))
 }
 
 /// What the child says of an address.
@@ -356,10 +412,11 @@ impl Past<'_> {
         };
         let mut objections = Objections::default();
         for &Evidence { at, is_there, may_have_grown } in &self.evidence {
-            if !is_there && holds(self.registered, &before, at, Source::Unmapped) {
+            if !is_there && fate(self.registered, &before, at, Source::Unmapped) == Fate::Holds {
                 objections.missing += 1;
             }
-            if is_there && !may_have_grown && !holds(self.registered, &before, at, Source::Left) && !is_vacated(at) {
+            let is_gone = || fate(self.registered, &before, at, Source::Left) == Fate::Nothing;
+            if is_there && !may_have_grown && is_gone() && !is_vacated(at) {
                 objections.unknown += 1;
             }
         }
@@ -377,26 +434,49 @@ enum Source {
     Left,
 }
 
-/// Whether an address is registered after `changes`, if `registered` was before them.
-fn holds(registered: &RangeSet, changes: &[Event], address: u64, source: Source) -> bool {
-    let mut at = address;
+/// What is at an address.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Fate {
+    /// What was registered before.
+    Holds,
+    Nothing,
+    /// Something may be registered that was not known: a mapping has grown.
+    Other,
+}
+
+/// Tells what is at an address after `changes`, if `registered` was before them.
+fn fate(registered: &RangeSet, changes: &[Event], address: u64, source: Source) -> Fate {
+    // With a mapping left behind, a remap shows that something was registered where it came from, known or not.
+    let (mut at, mut was_moved) = (address, false);
     for event in changes.iter().rev() {
         match event.change {
-            Change::Unmap(range) if range.contains(at) => return false,
-            Change::Remap { from, to, len } if Range::sized(to, len).contains(at) => at = at - to + from,
-            Change::Remap { from, len, .. } if source == Source::Unmapped && Range::sized(from, len).contains(at) => {
-                return false;
+            Change::Unmap(range) if range.contains(at) => {
+                return if event.stands || was_moved { Fate::Other } else { Fate::Nothing };
             }
+            Change::Remap { from, to, len } if Range::sized(to, len).contains(at) => {
+                at = at - to + from;
+                was_moved = source == Source::Left;
+            }
+            Change::Remap { from, len, .. } if Range::sized(from, len).contains(at) => match source {
+                Source::Unmapped => return Fate::Nothing,
+                Source::Left => was_moved = true,
+            },
             _ => {}
         }
     }
-    registered.contains(at)
+    match registered.contains(at) {
+        true => Fate::Holds,
+        false if was_moved => Fate::Other,
+        false => Fate::Nothing,
+    }
 }
 
 /// Goes through the orders that are possible, the likely ones first.
 struct Search<'a, F> {
     registered: &'a RangeSet,
     is_registered: F,
+    /// The first address of each part of where something was moved to.
+    targets: Vec<u64>,
     /// What was asked already.
     answers: BTreeMap<u64, Option<bool>>,
     tries: usize,
@@ -412,7 +492,8 @@ impl<F: FnMut(u64) -> Option<bool>> Search<'_, F> {
         let obstacle = known(self.registered, done, target);
         let later = || rest.iter().enumerate().skip(1);
         if obstacle.is_empty() {
-            let unmaps = |event: &Event| matches!(event.change, Change::Unmap(range) if range.overlaps(target));
+            let unmaps =
+                |event: &Event| matches!(event.change, Change::Unmap(range) if range.overlaps(target)) && !event.stands;
             return std::iter::once(0).chain(later().filter(|(_, c)| unmaps(c)).map(|(i, _)| i)).collect();
         }
         let makes_room = |event: &Event| event.change.vacates().is_some_and(|range| !obstacle.within(range).is_empty());
@@ -449,24 +530,15 @@ impl<F: FnMut(u64) -> Option<bool>> Search<'_, F> {
 
     /// Compares what would be registered after `done` with what is.
     fn weigh(&mut self, done: &[Event]) {
-        let mut bounds: Vec<u64> = Vec::new();
-        let mut targets = RangeSet::default();
-        for Event { change, .. } in done {
-            if let Change::Remap { to, len, .. } = *change {
-                targets.insert(Range::sized(to, len));
-                bounds.extend([to, to + len]);
-            }
-            bounds.extend(change.vacates().into_iter().flat_map(|range| [range.start, range.end]));
-        }
-        bounds.sort_unstable();
-        bounds.dedup();
-        let wrong = (bounds.windows(2).map(|pair| Range::new(pair[0], pair[1])))
-            .filter(|part| targets.contains(part.start))
-            .filter(|&part| {
-                let is = *self.answers.entry(part.start).or_insert_with_key(|&at| (self.is_registered)(at));
-                is.is_some_and(|is| holds(self.registered, done, part.start, Source::Unmapped) != is)
+        let is_wrong = |&at: &u64| {
+            let is = *self.answers.entry(at).or_insert_with_key(|&at| (self.is_registered)(at));
+            is.is_some_and(|is| match fate(self.registered, done, at, Source::Unmapped) {
+                Fate::Holds => !is,
+                Fate::Nothing => is,
+                Fate::Other => false,
             })
-            .count();
+        };
+        let wrong = self.targets.iter().copied().filter(is_wrong).count();
         if self.best.as_ref().is_none_or(|(fewest, _)| wrong < *fewest) {
             self.best = Some((wrong, done.to_vec()));
         }
@@ -582,10 +654,24 @@ mod tests {
         assert_eq!(ordered_without_asking(&before, &read), read);
     }
 
+    /// What is known to have been read in time is not put before a remap, whatever is registered in its place by now.
+    #[test]
+    fn what_stands_is_left_in_its_place() {
+        let before = registered(&[(A, LEN)]);
+        let now = registered(&[(C, LEN)]);
+        for given_up in [unmap(B, LEN), unmap(B + 0x2000, 0x2000)] {
+            let mut read = events(&[remap(A, B), given_up, remap(B, C)]);
+            let order_of = |read: &[Event]| changes(found(order(&before, read, |address| Some(now.contains(address)))));
+            assert_eq!(order_of(&read)[0], given_up, "it is taken for what made room");
+            read[1].stands = true;
+            assert_eq!(order_of(&read), [remap(A, B), given_up, remap(B, C)]);
+        }
+    }
+
     #[test]
     fn two_that_each_make_room_for_the_other_have_no_order() {
         let before = registered(&[(A, LEN), (B, LEN)]);
-        assert_eq!(order(&before, &events(&[remap(A, B), remap(B, A)]), |_| Some(true)), Order::Contradictory);
+        assert_eq!(order(&before, &events(&[remap(A, B), remap(B, A)]), |_| Some(true)), Order::Unclear);
     }
 
     #[test]
@@ -728,6 +814,25 @@ mod tests {
         assert_eq!(inherited(0, false), []);
         let apart = registered(&[(A + LEN, LEN)]);
         assert_eq!(split(&apart, read(0), 0, |address| Some(apart.contains(address)), |_| Some(true)).0, []);
+    }
+
+    /// What is moved has grown unheard of. That it was moved shows that it was there.
+    #[test]
+    fn a_child_has_what_was_moved_from_where_nothing_was_known() {
+        let before = registered(&[(B, LEN)]);
+        let read = events(&[unmap(B, LEN), remap(A, B), unmap(A, LEN)]);
+        let in_child = |address| Some(before.contains(address));
+        assert_eq!(split(&before, read.clone(), 0, in_child, |_| Some(false)).0, read);
+    }
+
+    /// A mapping grows over what was unmapped, and something else is mapped where it began: the child has the rest of it.
+    #[test]
+    fn a_child_has_the_end_of_what_had_grown() {
+        let before = registered(&[(C, LEN), (B + LEN, LEN)]);
+        let read = events(&[unmap(B, 2 * LEN), remap(C, B), unmap(B, LEN)]);
+        let rest = registered(&[(B + LEN, LEN)]);
+        let in_child = |address| Some(rest.contains(address));
+        assert_eq!(split(&before, read.clone(), 0, in_child, |_| Some(true)).0, read);
     }
 
     #[test]

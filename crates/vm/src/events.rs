@@ -13,10 +13,11 @@ use crate::PAGE;
 use crate::epoch::{self, Change, Event, Order};
 use crate::evict::STORE_PAGES;
 use crate::heirs::{self, Heirs};
+use crate::layout;
 use crate::noisy::SETTLES_WITHIN;
 use crate::pager::{NO_ROOM, Pager, read_pages, with_buffer};
 use crate::range::{Range, RangeSet};
-use crate::refused;
+use crate::refused::{self, Unclear};
 use crate::space::{Fault, Space, State};
 use crate::sys::uffd::{FillError, Message, Probe, Uffd};
 use crate::sys::{limits, process, smaps};
@@ -98,12 +99,12 @@ impl Pager {
                     self.give_up(space, state, forks, "its threads change its memory layout without a pause");
                     return false;
                 }
-                Order::Contradictory => {
+                Order::Unclear => {
                     self.give_up(
                         space,
                         state,
                         forks,
-                        "what it has moved in its memory contradicts what was known of it",
+                        "its memory layout changed so that it cannot be told what lies where",
                     );
                     return false;
                 }
@@ -152,8 +153,10 @@ impl Pager {
         if epoch::is_too_much(events, forks > 0) {
             return Order::TooMany;
         }
-        if !refused::take_out(state, events, asked, forks > 0, &Asked { space, state }) {
-            return Order::Later;
+        match refused::take_out(state, events, asked, forks > 0, &Asked { space, state }) {
+            Ok(()) => {}
+            Err(Unclear::Changing) => return Order::Later,
+            Err(Unclear::Ambiguous) => return Order::Unclear,
         }
         epoch::order(&state.registered, events, |address| is_registered(&space.uffd, address))
     }
@@ -251,6 +254,11 @@ impl refused::Kernel for Asked<'_> {
     fn has_page(&self, range: Range) -> bool {
         let worker = self.state.worker.as_ref();
         worker.and_then(|worker| worker.pagemap.present(range, 1).ok()).is_some_and(|present| !present.runs.is_empty())
+    }
+
+    fn begins_mapping(&self, at: u64) -> bool {
+        let mappings = self.state.worker.as_ref().and_then(|worker| layout::all(worker.pid).ok()).unwrap_or_default();
+        mappings.binary_search_by_key(&at, |mapping| mapping.start).is_ok()
     }
 
     fn may_refuse(&self, range: Range) -> bool {

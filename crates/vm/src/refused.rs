@@ -20,7 +20,7 @@
 use std::collections::BTreeSet;
 
 use crate::PAGE;
-use crate::epoch::{Change, Event};
+use crate::epoch::{self, Change, Event};
 use crate::range::{Range, RangeSet};
 use crate::space::State;
 use crate::sys::uffd::Probe;
@@ -33,19 +33,30 @@ pub(crate) trait Kernel {
     /// Tells whether a page of `range` is present.
     fn has_page(&self, range: Range) -> bool;
 
+    /// Tells whether a mapping begins at this address.
+    fn begins_mapping(&self, at: u64) -> bool;
+
     /// Tells whether there is a reason to refuse to unmap `range`, or to map something of this length.
     fn may_refuse(&self, range: Range) -> bool;
 }
 
-/// Takes out of `events`, from number `asked` on, what was announced and not done, and counts `asked` on. Returns false where the layout is
-/// changing, and more is to be read before that can be told.
+/// Why it cannot be told what was done.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Unclear {
+    /// The layout is changing: more is to be read before.
+    Changing,
+    /// Nothing that the kernel tells shows whether a mapping has lost its contents or not.
+    Ambiguous,
+}
+
+/// Takes out of `events`, from number `asked` on, what was announced and not done, and counts `asked` on.
 pub(crate) fn take_out(
     state: &State,
     events: &mut Vec<Event>,
     asked: &mut usize,
     has_forks: bool,
     kernel: &impl Kernel,
-) -> bool {
+) -> Result<(), Unclear> {
     let mut index = None;
     while let Some(&event) = events.get(*asked) {
         let Change::Unmap(range) = event.change else {
@@ -53,37 +64,160 @@ pub(crate) fn take_out(
             continue;
         };
         let index = index.get_or_insert_with(|| Index::of(events));
-        let (mut stays, mut apart, mut in_doubt) = (Vec::new(), Vec::new(), Vec::new());
-        for Part { range, moved_away, brought } in doubtful_parts(state, index, range) {
-            if has_forks && (moved_away || brought) {
-                continue;
-            }
-            match kernel.ask(state.table.first_away(range).unwrap_or(range.start)) {
-                Probe::Registered if brought => apart.push(range),
-                Probe::Registered => in_doubt.push(range),
-                Probe::NotRegistered | Probe::Gone if moved_away && !brought => stays.push(range),
-                Probe::NotRegistered | Probe::Gone => {}
-                Probe::Changing => return false,
-            }
+        let epoch = Epoch { state, index, before: &events[..*asked], after: &events[*asked + 1..], kernel };
+        let pieces = epoch.divide(range, has_forks)?;
+        if pieces != [(range, false)] {
+            index.replace(range, &pieces.iter().map(|&(piece, _)| piece).collect::<Vec<_>>());
+            let unmap = |&(piece, stands): &(Range, bool)| Event { change: Change::Unmap(piece), stands, ..event };
+            events.splice(*asked..=*asked, pieces.iter().map(unmap));
         }
-        if !in_doubt.is_empty() {
-            match was_refused(state, index, range, kernel) {
-                Some(true) => stays.append(&mut in_doubt),
-                Some(false) => {}
-                None => return false,
-            }
-        }
-        let mut holes = [stays.as_slice(), &apart].concat();
-        holes.sort_unstable_by_key(|range| range.start);
-        let mut gone: Vec<Range> = without(range, &holes).chain(apart).collect();
-        gone.sort_unstable_by_key(|range| range.start);
-        if gone != [range] {
-            index.replace(range, &gone);
-            events.splice(*asked..=*asked, gone.iter().map(|&range| Event { change: Change::Unmap(range), ..event }));
-        }
-        *asked += gone.len();
+        *asked += pieces.len();
     }
-    true
+    Ok(())
+}
+
+/// An epoch, seen from one of its events.
+struct Epoch<'a, K> {
+    state: &'a State,
+    index: &'a Index,
+    /// The events that were read before it, and after it.
+    before: &'a [Event],
+    after: &'a [Event],
+    kernel: &'a K,
+}
+
+impl<K: Kernel> Epoch<'_, K> {
+    /// Divides what the event says is unmapped into what was, or what is to be put into its order apart; and tells of each piece whether a
+    /// mapping has grown over it since.
+    fn divide(&self, range: Range, has_forks: bool) -> Result<Vec<(Range, bool)>, Unclear> {
+        let (mut stays, mut apart, mut in_doubt) = (Vec::new(), Vec::new(), Vec::new());
+        for part in doubtful_parts(self.state, self.index, range) {
+            if self.had_contents(&part) {
+                let now = if part.is_moved() { epoch::brought_to(self.after, part.range) } else { vec![part.range] };
+                let asked = |now: &Range| if part.is_moved() { now.start } else { self.first_away(part.range) };
+                let registered: Result<Vec<bool>, Unclear> =
+                    now.iter().map(|now| self.is_registered(asked(now))).collect();
+                in_doubt.push((part, now, registered?.contains(&true)));
+            } else if !has_forks {
+                match part.brought {
+                    false => stays.push(part.range),
+                    true if self.is_registered(part.range.start)? => apart.push((part.range, false)),
+                    true => {}
+                }
+            }
+        }
+        let there = in_doubt.iter().filter(|(_, _, is_registered)| *is_registered);
+        let there: Vec<Range> = there.flat_map(|(_, now, _)| now.iter().copied()).collect();
+        let was_refused = !there.is_empty() && self.was_refused(range, &there)?;
+        for (part, _, is_registered) in in_doubt {
+            let was_refused = is_registered && was_refused;
+            match self.brought_by(part.range) {
+                Some(remap) => {
+                    let stands = !was_refused && !self.made_room(range, part.range, remap, is_registered)?;
+                    apart.push((part.range, stands));
+                }
+                None if part.brought => apart.push((part.range, false)),
+                None if was_refused => stays.push(part.range),
+                None if part.moved_away && is_registered => apart.push((part.range, true)),
+                None => {}
+            }
+        }
+        let mut holes: Vec<Range> = apart.iter().map(|&(part, _)| part).chain(stays).collect();
+        holes.sort_unstable_by_key(|range| range.start);
+        let mut pieces: Vec<(Range, bool)> = without(range, &holes).map(|piece| (piece, false)).chain(apart).collect();
+        pieces.sort_unstable_by_key(|(piece, _)| piece.start);
+        Ok(pieces)
+    }
+
+    /// Where what is known to lie at `part` after the first `number` events was before the epoch.
+    fn origins(&self, number: usize, part: Range) -> Vec<Range> {
+        epoch::origins_of(&self.state.registered, &self.before[..number], part)
+    }
+
+    /// Tells whether something of ours lay there when the event was read.
+    fn had_contents(&self, part: &Part) -> bool {
+        !part.is_moved() || !self.origins(self.before.len(), part.range).is_empty()
+    }
+
+    fn first_away(&self, part: Range) -> u64 {
+        self.state.table.first_away(part).unwrap_or(part.start)
+    }
+
+    fn is_registered(&self, page: u64) -> Result<bool, Unclear> {
+        match self.kernel.ask(page) {
+            Probe::Registered => Ok(true),
+            Probe::NotRegistered | Probe::Gone => Ok(false),
+            Probe::Changing => Err(Unclear::Changing),
+        }
+    }
+
+    /// Tells whether the event that `range` would be unmapped was announced in vain, if parts of it, which lie at `now` now, are registered.
+    ///
+    /// 1. If the end of a part that was registered there is not, the call was done: it does all or nothing.
+    /// 2. If no registered mapping lies right before it, nor did in this epoch, and none was brought there, none can have grown over the
+    ///    place: the call was refused.
+    /// 3. A page that is present was not unmapped: none comes into registered memory but by the pager, which fills nothing meanwhile.
+    /// 4. Else the call was refused if there is a reason for that now.
+    fn was_refused(&self, range: Range, now: &[Range]) -> Result<bool, Unclear> {
+        let is_untouched = |part: &Range| self.index.overlapping(*part) == usize::from(range.overlaps(*part));
+        let known = self.state.registered.within(range).into_iter().flat_map(|part| self.index.divide(part));
+        let known: Vec<Range> = known.filter(is_untouched).collect();
+        for part in &known {
+            if !self.is_registered(part.end - PAGE)? {
+                return Ok(false);
+            }
+        }
+        let before = Range::page(range.start.saturating_sub(PAGE));
+        let may_have_grown =
+            !is_untouched(&before) || self.index.is_brought(range) || self.is_registered(before.start)?;
+        if !may_have_grown || known.iter().chain(now).any(|part| self.kernel.has_page(*part)) {
+            return Ok(true);
+        }
+        Ok(self.kernel.may_refuse(range))
+    }
+
+    /// Returns the remap that has brought what lay at `part` when the event was read: its number, from where, and to where.
+    fn brought_by(&self, part: Range) -> Option<(usize, Range, Range)> {
+        let of = |(number, event): (usize, &Event)| match event.change {
+            Change::Remap { from, to, len } => Some((number, Range::sized(from, len), Range::sized(to, len))),
+            Change::Remove(_) | Change::Unmap(_) => None,
+        };
+        self.before.iter().enumerate().filter_map(of).filter(|(_, _, target)| target.overlaps(part)).next_back()
+    }
+
+    /// Tells whether the event, which unmapped `part` of `range`, made room for the remap that brought something there, though it was read
+    /// after that. What lay there before need not have been known: a mapping may have grown over it.
+    fn made_room(
+        &self,
+        range: Range,
+        part: Range,
+        (number, source, target): (usize, Range, Range),
+        is_registered: bool,
+    ) -> Result<bool, Unclear> {
+        if !self.origins(number, part).is_empty() {
+            return Ok(true);
+        }
+        // It would have unmapped what was moved; or what has grown would have left some of what was moved between itself and the place.
+        if !is_registered || range.overlaps(source) || target.start < range.start {
+            return Ok(false);
+        }
+        let moved_out = |origin: &Range| self.state.table.first_away(*origin).is_some();
+        if !self.origins(self.before.len(), part).iter().any(moved_out) {
+            return Ok(false);
+        }
+        let now = epoch::brought_to(self.after, Range::page(target.start));
+        let begins = now.first().is_some_and(|now| self.kernel.begins_mapping(now.start));
+        // The mappings were those of the layout that was asked about.
+        self.is_registered(part.start)?;
+        let before = Range::page(target.start.saturating_sub(PAGE));
+        let is_touched = self.after.iter().any(|event| event.change.touches(before));
+        match now.as_slice() {
+            // What has grown is one mapping with what lies before it.
+            [now] if !begins && now.start == target.start => Ok(false),
+            [now] if begins && now.start == target.start && !is_touched => Ok(true),
+            _ => Err(Unclear::Ambiguous),
+        }
+    }
 }
 
 /// The ranges that the events of an epoch have to do with, so that a question about one takes no look at all others: threads that change
@@ -126,6 +260,17 @@ impl Index {
         starts.iter().chain(ends).copied().collect()
     }
 
+    /// Divides a range so that each change has to do with all or nothing of a part.
+    fn divide(&self, range: Range) -> Vec<Range> {
+        let ends: Vec<u64> = [range.start].into_iter().chain(self.inside(range)).chain([range.end]).collect();
+        ends.windows(2).map(|pair| Range::new(pair[0], pair[1])).collect()
+    }
+
+    /// Tells whether a remap has brought a mapping to some of `range`.
+    fn is_brought(&self, range: Range) -> bool {
+        self.remaps.iter().any(|(_, to)| to.overlaps(range))
+    }
+
     /// Puts `parts` in the place of one of the ranges.
     fn replace(&mut self, range: Range, parts: &[Range]) {
         let _ = self.starts.binary_search(&range.start).map(|place| self.starts.remove(place));
@@ -137,33 +282,6 @@ impl Index {
     }
 }
 
-/// Tells whether the event that `range` would be unmapped was announced in vain, if a part of it is registered; None where the layout is changing.
-///
-/// 1. If the end of what was registered there is not, the call was done: it does all or nothing.
-/// 2. If no registered mapping lies right before it, nor did in this epoch, none can have grown over the place: the call was refused.
-/// 3. A page that is present was not unmapped: none comes into registered memory but by the pager, which fills nothing meanwhile.
-/// 4. Else the call was refused if there is a reason for that now.
-fn was_refused(state: &State, index: &Index, range: Range, kernel: &impl Kernel) -> Option<bool> {
-    let is_untouched = |part: &Range| index.overlapping(*part) == usize::from(range.overlaps(*part));
-    let is_registered = |page| match kernel.ask(page) {
-        Probe::Registered => Some(true),
-        Probe::NotRegistered | Probe::Gone => Some(false),
-        Probe::Changing => None,
-    };
-    let known: Vec<Range> = state.registered.within(range).into_iter().filter(is_untouched).collect();
-    if let Some(last) = known.last()
-        && !is_registered(last.end - PAGE)?
-    {
-        return Some(false);
-    }
-    let before = Range::page(range.start.saturating_sub(PAGE));
-    let cannot_have_grown = is_untouched(&before) && !is_registered(before.start)?;
-    if cannot_have_grown || known.iter().any(|part| kernel.has_page(*part)) {
-        return Some(true);
-    }
-    Some(kernel.may_refuse(range))
-}
-
 /// A part of what was announced, of which each change of the epoch has to do with all or nothing.
 struct Part {
     range: Range,
@@ -173,6 +291,12 @@ struct Part {
     brought: bool,
 }
 
+impl Part {
+    fn is_moved(&self) -> bool {
+        self.moved_away || self.brought
+    }
+}
+
 /// The parts of `range`, in order, that may have contents moved out.
 fn doubtful_parts(state: &State, index: &Index, range: Range) -> Vec<Part> {
     let mut doubtful = RangeSet::default();
@@ -180,16 +304,12 @@ fn doubtful_parts(state: &State, index: &Index, range: Range) -> Vec<Part> {
     with_contents.filter(|part| state.table.first_away(*part).is_some()).for_each(|part| doubtful.insert(part));
     let brought = index.remaps.iter().map(|(_, to)| to.intersect(range)).filter(|part| !part.is_empty());
     brought.for_each(|part| doubtful.insert(part));
-    let divide = |part: Range| {
-        let ends: Vec<u64> = [part.start].into_iter().chain(index.inside(part)).chain([part.end]).collect();
-        ends.windows(2).map(|pair| Range::new(pair[0], pair[1])).collect::<Vec<_>>()
-    };
     let part = |range: Range| Part {
         range,
         moved_away: index.remaps.iter().any(|(from, _)| from.overlaps(range)),
-        brought: index.remaps.iter().any(|(_, to)| to.overlaps(range)),
+        brought: index.is_brought(range),
     };
-    doubtful.iter().flat_map(divide).map(part).collect()
+    doubtful.iter().flat_map(|range| index.divide(range)).map(part).collect()
 }
 
 /// What is left of `range` without `holes`, which are in order.
@@ -205,7 +325,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::epoch::{self, Order};
+    use crate::epoch::Order;
     use crate::table::PageState;
 
     const A: Range = Range { start: 0x10000, end: 0x14000 };
@@ -230,6 +350,10 @@ mod tests {
             self.1.iter().any(|present| present.overlaps(range))
         }
 
+        fn begins_mapping(&self, at: u64) -> bool {
+            self.0.iter().any(|range| range.start == at)
+        }
+
         fn may_refuse(&self, _: Range) -> bool {
             self.2
         }
@@ -244,7 +368,7 @@ mod tests {
         }
         let mut events: Vec<Event> = changes.iter().map(|&change| Event::new(change, 0)).collect();
         let mut asked = 0;
-        assert!(take_out(&state, &mut events, &mut asked, has_forks, kernel));
+        assert_eq!(take_out(&state, &mut events, &mut asked, has_forks, kernel), Ok(()));
         assert_eq!(asked, events.len());
         events.into_iter().map(|event| event.change).collect()
     }
@@ -314,7 +438,7 @@ mod tests {
             }
             let mut events: Vec<Event> = changes.iter().map(|&change| Event::new(change, 0)).collect();
             let kernel = Says(registered, &[], false);
-            assert!(take_out(&state, &mut events, &mut asked, false, &kernel));
+            assert_eq!(take_out(&state, &mut events, &mut asked, false, &kernel), Ok(()));
             epoch::order(&state.registered, &events, |address| Some(kernel.ask(address) == Probe::Registered))
         };
         let all = |changes: &[Change]| Order::Found(changes.iter().map(|&change| Event::new(change, 0)).collect());
@@ -330,6 +454,60 @@ mod tests {
         assert_eq!(ordered(&read, &[B, back]), all(&[pieces, rest].concat()));
     }
 
+    /// What becomes of `unmapped` after A has been moved to B and, `on`, further, where all of A had contents: whether it stands.
+    fn stands_after_move(unmapped: Range, on: &[Change], kernel: &impl Kernel) -> Result<Vec<(Range, bool)>, Unclear> {
+        let mut state = State::default();
+        state.registered.insert(A);
+        for page in (A.start..A.end).step_by(PAGE as usize) {
+            state.table.set(page, PageState::Staged(1));
+        }
+        let changes = [&[remap(A, B), Change::Unmap(A), Change::Unmap(unmapped)], on].concat();
+        let mut events: Vec<Event> = changes.into_iter().map(|change| Event::new(change, 0)).collect();
+        take_out(&state, &mut events, &mut 0, false, kernel)?;
+        let unmaps = events.iter().filter_map(|event| match event.change {
+            Change::Unmap(range) if range.overlaps(B) => Some((range, event.stands)),
+            _ => None,
+        });
+        Ok(unmaps.collect())
+    }
+
+    #[test]
+    fn what_was_given_up_where_it_had_been_moved_to_does_not_come_back() {
+        let c = Range::new(0x30000, 0x34000);
+        let end = Range::new(B.start + PAGE, B.end);
+        // The rest of it has grown over the place, and all of it was moved on, or not.
+        assert_eq!(stands_after_move(end, &[], &Says(&[B], &[], false)), Ok(vec![(end, true)]));
+        assert_eq!(stands_after_move(end, &[remap(B, c)], &Says(&[c], &[], false)), Ok(vec![(end, true)]));
+        // It was refused, or came first and was of what lay there before.
+        for refused in [Says(&[B], &[], true), Says(&[B], &[Range::page(end.start)], false)] {
+            assert_eq!(stands_after_move(end, &[], &refused), Ok(vec![(end, false)]));
+        }
+        let moved_page = [Range::page(c.end - PAGE)];
+        assert_eq!(stands_after_move(end, &[remap(B, c)], &Says(&[c], &moved_page, false)), Ok(vec![(end, false)]));
+        // Nothing is there any more.
+        assert_eq!(stands_after_move(end, &[], &Says(&[], &[], false)), Ok(vec![(end, true)]));
+    }
+
+    #[test]
+    fn all_of_what_was_moved_is_given_up_or_was_never_there() {
+        let (c, low) = (Range::new(0x30000, 0x34000), Range::new(B.start - PAGE, B.end));
+        // What lay before it has grown over it; or it begins where it was moved to.
+        assert_eq!(stands_after_move(B, &[], &Says(&[low], &[], false)), Ok(vec![(B, true)]));
+        assert_eq!(stands_after_move(B, &[], &Says(&[B], &[], true)), Ok(vec![(B, false)]));
+        let begins = Says(&[Range::new(low.start, B.start), B], &[], false);
+        assert_eq!(stands_after_move(B, &[], &begins), Ok(vec![(B, false)]));
+        // Moved on, or parted from what lies before it, it begins there in either case.
+        assert_eq!(stands_after_move(B, &[remap(B, c)], &Says(&[c], &[], false)), Err(Unclear::Ambiguous));
+        let parted = [Change::Unmap(Range::page(low.start))];
+        assert_eq!(stands_after_move(B, &parted, &begins), Err(Unclear::Ambiguous));
+        // It would have unmapped what was moved.
+        let both = Range::new(A.start, B.end);
+        assert_eq!(
+            stands_after_move(both, &[remap(B, c)], &Says(&[c], &[], false)).map(|pieces| pieces.last().copied()),
+            Ok(Some((B, true)))
+        );
+    }
+
     #[test]
     fn nothing_is_told_while_the_layout_changes() {
         struct Changing;
@@ -342,6 +520,10 @@ mod tests {
                 unreachable!("nothing is known yet")
             }
 
+            fn begins_mapping(&self, _: u64) -> bool {
+                unreachable!("nothing is known yet")
+            }
+
             fn may_refuse(&self, _: Range) -> bool {
                 unreachable!("nothing is known yet")
             }
@@ -350,7 +532,7 @@ mod tests {
         state.registered.insert(A);
         state.table.set(A.start, PageState::Staged(1));
         let (mut events, mut asked) = (vec![Event::new(Change::Unmap(A), 0)], 0);
-        assert!(!take_out(&state, &mut events, &mut asked, false, &Changing));
+        assert_eq!(take_out(&state, &mut events, &mut asked, false, &Changing), Err(Unclear::Changing));
         assert_eq!((events.len(), asked), (1, 0));
     }
 
