@@ -10,9 +10,11 @@ use std::io;
 use std::time::{Duration, Instant};
 
 use crate::PAGE;
-use crate::epoch::{self, Change, Event, Order};
+use crate::change::{Change, Event};
+use crate::epoch::{self, Order};
 use crate::evict::STORE_PAGES;
 use crate::heirs::{self, Heirs};
+use crate::inherited;
 use crate::layout;
 use crate::noisy::SETTLES_WITHIN;
 use crate::pager::{NO_ROOM, Pager, read_pages, with_buffer};
@@ -168,7 +170,7 @@ impl Pager {
             let mut said = Vec::new();
             let inherited = |address| was_inherited(&child, address, &mut said, state.heirs.as_deref());
             let now = |address| is_registered(&space.uffd, address);
-            let (before, after) = epoch::split(&state.registered, rest, number, inherited, now);
+            let (before, after) = inherited::split(&state.registered, rest, number, inherited, now);
             before.into_iter().for_each(|event| state.apply(&self.engine, event.change));
             if number == 0 {
                 // Most children are there by now, and what follows takes milliseconds.

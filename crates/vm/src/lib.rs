@@ -55,7 +55,9 @@ mod table;
 pub mod traffic;
 pub mod visit;
 
+mod change;
 mod epoch;
+mod inherited;
 mod layout;
 pub mod range;
 pub mod swapin;

@@ -5,22 +5,21 @@
 //! all that was in it. A pager that believes the event leaves zeros in place of what was moved out.
 //!
 //! Each of these calls does all or nothing. So the pager asks the kernel about one page of each part of what is said to be unmapped that may
-//! have contents moved out, and that no other change of the epoch divides:
-//! 1. A part that a remap of the epoch has brought a mapping to, and that is registered: that was not unmapped, but what lay there before may
-//!    have been, to make room for it. The part becomes an event of its own, and what is registered tells where its place is (`epoch`).
-//! 2. A part that is not registered, and that a remap of the epoch has moved away, was there until then, if no remap has brought anything
-//!    there. What remains in its place is nothing of ours.
-//! 3. Another part that is registered was not unmapped. Or it was, and a mapping beside it has grown over the place since, in silence: `mremap` does
-//!    that, as in `realloc`. This is told by [`was_refused`].
-//! 4. Every other part was unmapped.
+//! have contents moved out, and that no other change of the epoch divides: where it lies, or where remaps that were read later have brought it.
+//! 1. A part that is registered was not unmapped. Or it was, and a mapping before it has grown over the place since, in silence: `mremap` does
+//!    that, as in `realloc`. This is told by `Epoch::was_refused`.
+//! 2. What a remap had brought there before, and was not refused to be unmapped, was unmapped after that, or what lay there before was, to make
+//!    room for the remap, and this was read late. This is told by `Epoch::made_room`. If it came after, it **stands**: whatever is registered
+//!    there now, `epoch` leaves it in its place.
+//! 3. What was moved away before, and where nothing was brought since, is nothing of ours.
 //!
-//! If the epoch has a fork, too, the child may lie between an unmap and a remap of the same part, and has nothing there: then the pager believes
-//! the event, as of everything that a remap has to do with.
+//! A part that a remap brings something to becomes an event of its own: its place among the others is not that of the rest.
+//! If the epoch has a fork, too, the child may lie between two changes of the same part: then what is nothing of ours stays in the event.
 
 use std::collections::BTreeSet;
 
 use crate::PAGE;
-use crate::epoch::{self, Change, Event};
+use crate::change::{self, Change, Event};
 use crate::range::{Range, RangeSet};
 use crate::space::State;
 use crate::sys::uffd::Probe;
@@ -87,13 +86,13 @@ struct Epoch<'a, K> {
 }
 
 impl<K: Kernel> Epoch<'_, K> {
-    /// Divides what the event says is unmapped into what was, or what is to be put into its order apart; and tells of each piece whether a
-    /// mapping has grown over it since.
+    /// Divides what the event says is unmapped into what was, or may have been, and leaves out what stays. Tells of each piece whether it
+    /// stands.
     fn divide(&self, range: Range, has_forks: bool) -> Result<Vec<(Range, bool)>, Unclear> {
         let (mut stays, mut apart, mut in_doubt) = (Vec::new(), Vec::new(), Vec::new());
         for part in doubtful_parts(self.state, self.index, range) {
             if self.had_contents(&part) {
-                let now = if part.is_moved() { epoch::brought_to(self.after, part.range) } else { vec![part.range] };
+                let now = if part.is_moved() { change::brought_to(self.after, part.range) } else { vec![part.range] };
                 let asked = |now: &Range| if part.is_moved() { now.start } else { self.first_away(part.range) };
                 let registered: Result<Vec<bool>, Unclear> =
                     now.iter().map(|now| self.is_registered(asked(now))).collect();
@@ -131,7 +130,7 @@ impl<K: Kernel> Epoch<'_, K> {
 
     /// Where what is known to lie at `part` after the first `number` events was before the epoch.
     fn origins(&self, number: usize, part: Range) -> Vec<Range> {
-        epoch::origins_of(&self.state.registered, &self.before[..number], part)
+        change::origins_of(&self.state.registered, &self.before[..number], part)
     }
 
     /// Tells whether something of ours lay there when the event was read.
@@ -182,7 +181,7 @@ impl<K: Kernel> Epoch<'_, K> {
             Change::Remap { from, to, len } => Some((number, Range::sized(from, len), Range::sized(to, len))),
             Change::Remove(_) | Change::Unmap(_) => None,
         };
-        self.before.iter().enumerate().filter_map(of).filter(|(_, _, target)| target.overlaps(part)).next_back()
+        self.before.iter().enumerate().filter_map(of).rfind(|(_, _, target)| target.overlaps(part))
     }
 
     /// Tells whether the event, which unmapped `part` of `range`, made room for the remap that brought something there, though it was read
@@ -205,7 +204,7 @@ impl<K: Kernel> Epoch<'_, K> {
         if !self.origins(self.before.len(), part).iter().any(moved_out) {
             return Ok(false);
         }
-        let now = epoch::brought_to(self.after, Range::page(target.start));
+        let now = change::brought_to(self.after, Range::page(target.start));
         let begins = now.first().is_some_and(|now| self.kernel.begins_mapping(now.start));
         // The mappings were those of the layout that was asked about.
         self.is_registered(part.start)?;
@@ -325,7 +324,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::epoch::Order;
+    use crate::epoch::{self, Order};
     use crate::table::PageState;
 
     const A: Range = Range { start: 0x10000, end: 0x14000 };

@@ -22,7 +22,7 @@ use uzswap_engine::{Slot, Zswap};
 use uzswap_proto::{Hello, Nonce, STAGING_PAGES, kind};
 
 use crate::PAGE;
-use crate::epoch::Change;
+use crate::change::Change;
 use crate::exit_words::ExitWords;
 use crate::heat::Heat;
 use crate::heirs::{Heirs, MOMENT};

@@ -12,7 +12,7 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-use crate::epoch::Change;
+use crate::change::Change;
 use crate::range::Range;
 use crate::{PAGE, closing};
 
