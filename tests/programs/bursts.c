@@ -4,6 +4,7 @@
 #define _GNU_SOURCE
 #include <pthread.h>
 #include <stdarg.h>
+#include <sys/sysinfo.h>
 #include <sys/wait.h>
 
 #include "check.h"
@@ -14,7 +15,10 @@
 #define UNITS 16
 #define NOT_MAPPED UINT64_MAX
 
-static uint64_t end, seed;
+/* The end of all addresses that a program has. */
+#define LAST_ADDRESS 0x7ffffffff000UL
+
+static uint64_t end, seed, too_much;
 static int forks;
 
 struct arena {
@@ -82,7 +86,7 @@ static void change(struct arena *a)
 	unsigned first = pick(a, UNITS), count = 1 + pick(a, UNITS - first < 4 ? UNITS - first : 4), to = pick(a, UNITS);
 	int flags = MREMAP_MAYMOVE | MREMAP_FIXED;
 
-	switch (pick(a, 6)) {
+	switch (pick(a, 8)) {
 	case 0:
 		note(a, " munmap %u+%u", first, count);
 		if (munmap(unit(a, first), count * UNIT_BYTES))
@@ -124,6 +128,18 @@ static void change(struct arena *a)
 		if (madvise(unit(a, first), UNIT_BYTES, MADV_DONTNEED))
 			die("madvise");
 		a->keys[first] = 0;
+		break;
+	case 6:
+		note(a, " page out %u+%u", first, count);
+		madvise(unit(a, first), count * UNIT_BYTES, MADV_PAGEOUT);
+		break;
+	case 7:
+		if (LAST_ADDRESS - (uintptr_t)unit(a, first) <= too_much)
+			break;
+		note(a, " refused from %u on", first);
+		if (mmap(unit(a, first), LAST_ADDRESS - (uintptr_t)unit(a, first), PROT_READ | PROT_WRITE,
+			 MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) != MAP_FAILED)
+			die("a mapping of all that is there");
 		break;
 	}
 }
@@ -178,6 +194,18 @@ static void *burst(void *number)
 	return NULL;
 }
 
+/* Twice the machine's memory: a mapping that is longer is refused, after it was announced what it would unmap; but never by some settings. */
+static uint64_t least_refused(void)
+{
+	FILE *file = fopen("/proc/sys/vm/overcommit_memory", "r");
+	int mode = file ? fgetc(file) : '1';
+	struct sysinfo machine;
+
+	if (file)
+		fclose(file);
+	return mode == '1' || sysinfo(&machine) ? UINT64_MAX : 2 * (machine.totalram + machine.totalswap) * machine.mem_unit;
+}
+
 int main(int argc, char **argv)
 {
 	size_t count = argument(argc, argv, 1, 4);
@@ -186,6 +214,7 @@ int main(int argc, char **argv)
 	end = microseconds() + 1000000 * argument(argc, argv, 2, 5);
 	seed = argument(argc, argv, 3, 1);
 	forks = argc > 4;
+	too_much = least_refused();
 	for (size_t i = 0; i < count; i++)
 		if (pthread_create(&threads[i], NULL, burst, (void *)i))
 			die("pthread_create");

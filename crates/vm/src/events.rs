@@ -147,7 +147,7 @@ impl Pager {
         if events.len() + forks == 0 {
             return Order::Found(Vec::new());
         }
-        match space.uffd.probe(PAGE) {
+        match space.uffd.is_watched(PAGE) {
             Probe::Changing => return Order::Later,
             Probe::Gone => return Order::Found(std::mem::take(events)),
             Probe::Registered | Probe::NotRegistered => {}
@@ -251,6 +251,10 @@ struct Asked<'a> {
 impl refused::Kernel for Asked<'_> {
     fn ask(&self, page: u64) -> Probe {
         self.space.uffd.is_watched(page)
+    }
+
+    fn is_changing(&self) -> bool {
+        self.space.uffd.is_changing()
     }
 
     fn has_page(&self, range: Range) -> bool {

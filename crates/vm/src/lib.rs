@@ -18,7 +18,10 @@
 //! | [`user_queue`] | whose turn it is, of users that wait for one thread |
 //! | `removal` | what is about to be discarded |
 //! | `huge` | huge pages that were |
+//! | `change` | what changes of the layout do to what lies there |
+//! | `refused` | what was announced and not done |
 //! | `epoch` | the order of events |
+//! | `inherited` | which of them a forked child has seen |
 //! | [`traffic`] | how many bytes were brought and taken |
 //! | `layout` | which mappings are managed |
 //! | [`swapin`] | how many pages a fault brings |

@@ -6,12 +6,12 @@
 //!
 //! Each of these calls does all or nothing. So the pager asks the kernel about one page of each part of what is said to be unmapped that may
 //! have contents moved out, and that no other change of the epoch divides: where it lies, or where remaps that were read later have brought it.
-//! 1. A part that is registered was not unmapped. Or it was, and a mapping before it has grown over the place since, in silence: `mremap` does
-//!    that, as in `realloc`. This is told by `Epoch::was_refused`.
-//! 2. What a remap had brought there before, and was not refused to be unmapped, was unmapped after that, or what lay there before was, to make
-//!    room for the remap, and this was read late. This is told by `Epoch::made_room`. If it came after, it **stands**: whatever is registered
-//!    there now, `epoch` leaves it in its place.
-//! 3. What was moved away before, and where nothing was brought since, is nothing of ours.
+//! 1. A part that is registered was not unmapped, and all of the event is left out. Or it was, and a mapping before it has grown over the place
+//!    since, in silence: `mremap` does that, as in `realloc`. This is told by `Epoch::was_refused`.
+//! 2. What a remap had brought there was unmapped after that; or the call was refused; or what lay there before was unmapped, to make room for the
+//!    remap, and this was read late. This is told by `Epoch::made_room`. If it came after, it **stands**: whatever is registered there now,
+//!    `epoch` leaves it in its place.
+//! 3. What was moved away before, and where nothing was brought since, is nothing of ours, and is left out of the event.
 //!
 //! A part that a remap brings something to becomes an event of its own: its place among the others is not that of the rest.
 //! If the epoch has a fork, too, the child may lie between two changes of the same part: then what is nothing of ours stays in the event.
@@ -28,6 +28,9 @@ use crate::sys::uffd::Probe;
 pub(crate) trait Kernel {
     /// Tells whether a page is registered.
     fn ask(&self, page: u64) -> Probe;
+
+    /// Tells whether the layout is changing.
+    fn is_changing(&self) -> bool;
 
     /// Tells whether a page of `range` is present.
     fn has_page(&self, range: Range) -> bool;
@@ -65,6 +68,10 @@ pub(crate) fn take_out(
         let index = index.get_or_insert_with(|| Index::of(events));
         let epoch = Epoch { state, index, before: &events[..*asked], after: &events[*asked + 1..], kernel };
         let pieces = epoch.divide(range, has_forks)?;
+        // What was asked about was the layout after all that was read.
+        if kernel.is_changing() {
+            return Err(Unclear::Changing);
+        }
         if pieces != [(range, false)] {
             index.replace(range, &pieces.iter().map(|&(piece, _)| piece).collect::<Vec<_>>());
             let unmap = |&(piece, stands): &(Range, bool)| Event { change: Change::Unmap(piece), stands, ..event };
@@ -89,14 +96,10 @@ impl<K: Kernel> Epoch<'_, K> {
     /// Divides what the event says is unmapped into what was, or may have been, and leaves out what stays. Tells of each piece whether it
     /// stands.
     fn divide(&self, range: Range, has_forks: bool) -> Result<Vec<(Range, bool)>, Unclear> {
-        let (mut stays, mut apart, mut in_doubt) = (Vec::new(), Vec::new(), Vec::new());
+        let (mut stays, mut apart, mut doubts) = (Vec::new(), Vec::new(), Vec::new());
         for part in doubtful_parts(self.state, self.index, range) {
             if self.had_contents(&part) {
-                let now = if part.is_moved() { change::brought_to(self.after, part.range) } else { vec![part.range] };
-                let asked = |now: &Range| if part.is_moved() { now.start } else { self.first_away(part.range) };
-                let registered: Result<Vec<bool>, Unclear> =
-                    now.iter().map(|now| self.is_registered(asked(now))).collect();
-                in_doubt.push((part, now, registered?.contains(&true)));
+                doubts.push(self.doubt(part)?);
             } else if !has_forks {
                 match part.brought {
                     false => stays.push(part.range),
@@ -105,27 +108,53 @@ impl<K: Kernel> Epoch<'_, K> {
                 }
             }
         }
-        let there = in_doubt.iter().filter(|(_, _, is_registered)| *is_registered);
-        let there: Vec<Range> = there.flat_map(|(_, now, _)| now.iter().copied()).collect();
-        let was_refused = !there.is_empty() && self.was_refused(range, &there)?;
-        for (part, _, is_registered) in in_doubt {
-            let was_refused = is_registered && was_refused;
-            match self.brought_by(part.range) {
-                Some(remap) => {
-                    let stands = !was_refused && !self.made_room(range, part.range, remap, is_registered)?;
-                    apart.push((part.range, stands));
-                }
-                None if part.brought => apart.push((part.range, false)),
-                None if was_refused => stays.push(part.range),
-                None if part.moved_away && is_registered => apart.push((part.range, true)),
-                None => {}
+        let (brought, own): (Vec<Doubt>, Vec<Doubt>) = doubts.into_iter().partition(|doubt| doubt.brought_by.is_some());
+        let there = |doubts: &[Doubt]| doubts.iter().flat_map(Doubt::there).collect::<Vec<Range>>();
+        let (own_there, brought_there) = (there(&own), there(&brought));
+        let was_refused = match (own_there.as_slice(), brought_there.as_slice()) {
+            // A child may have what the program has unmapped since.
+            ([], []) => has_forks && own.iter().any(|doubt| self.unmaps_later(doubt)) && self.kernel.may_refuse(range),
+            ([], there) | (there, _) => self.was_refused(range, there)?,
+        };
+        // What was brought may be there because it came after what was done.
+        let is_told = !own_there.is_empty() || brought_there.is_empty();
+        if was_refused && is_told {
+            return Ok(Vec::new());
+        }
+        for Doubt { part, is_registered, .. } in own {
+            match part.brought {
+                true => apart.push((part.range, false)),
+                false if part.moved_away && is_registered => apart.push((part.range, true)),
+                false => {}
             }
+        }
+        for doubt in brought {
+            let is_kept = doubt.is_registered && (was_refused || self.has_page(&doubt.now));
+            let stands = !is_kept && !self.made_room(range, &doubt)?;
+            apart.push((doubt.part.range, stands));
         }
         let mut holes: Vec<Range> = apart.iter().map(|&(part, _)| part).chain(stays).collect();
         holes.sort_unstable_by_key(|range| range.start);
         let mut pieces: Vec<(Range, bool)> = without(range, &holes).map(|piece| (piece, false)).chain(apart).collect();
         pieces.sort_unstable_by_key(|(piece, _)| piece.start);
         Ok(pieces)
+    }
+
+    /// Follows a part to where it lies now.
+    fn doubt(&self, part: Part) -> Result<Doubt, Unclear> {
+        let now = if part.is_moved() { change::brought_to(self.after, part.range) } else { vec![part.range] };
+        let asked = |now: &Range| if part.is_moved() { now.start } else { self.first_away(part.range) };
+        let registered: Result<Vec<bool>, Unclear> = now.iter().map(|now| self.is_registered(asked(now))).collect();
+        Ok(Doubt { brought_by: self.brought_by(part.range), is_registered: registered?.contains(&true), now, part })
+    }
+
+    fn unmaps_later(&self, doubt: &Doubt) -> bool {
+        let unmaps = |event: &Event| matches!(event.change, Change::Unmap(range) if range.overlaps(doubt.part.range));
+        self.after.iter().any(unmaps)
+    }
+
+    fn has_page(&self, ranges: &[Range]) -> bool {
+        ranges.iter().any(|range| self.kernel.has_page(*range))
     }
 
     /// Where what is known to lie at `part` after the first `number` events was before the epoch.
@@ -169,35 +198,33 @@ impl<K: Kernel> Epoch<'_, K> {
         let before = Range::page(range.start.saturating_sub(PAGE));
         let may_have_grown =
             !is_untouched(&before) || self.index.is_brought(range) || self.is_registered(before.start)?;
-        if !may_have_grown || known.iter().chain(now).any(|part| self.kernel.has_page(*part)) {
+        if !may_have_grown || self.has_page(&known) || self.has_page(now) {
             return Ok(true);
         }
         Ok(self.kernel.may_refuse(range))
     }
 
-    /// Returns the remap that has brought what lay at `part` when the event was read: its number, from where, and to where.
-    fn brought_by(&self, part: Range) -> Option<(usize, Range, Range)> {
+    /// Returns the remap that has brought what lay at `part` when the event was read.
+    fn brought_by(&self, part: Range) -> Option<Move> {
         let of = |(number, event): (usize, &Event)| match event.change {
-            Change::Remap { from, to, len } => Some((number, Range::sized(from, len), Range::sized(to, len))),
+            Change::Remap { from, to, len } => {
+                Some(Move { number, source: Range::sized(from, len), target: Range::sized(to, len) })
+            }
             Change::Remove(_) | Change::Unmap(_) => None,
         };
-        self.before.iter().enumerate().filter_map(of).rfind(|(_, _, target)| target.overlaps(part))
+        self.before.iter().enumerate().filter_map(of).rfind(|remap| remap.target.overlaps(part))
     }
 
-    /// Tells whether the event, which unmapped `part` of `range`, made room for the remap that brought something there, though it was read
+    /// Tells whether the event, which unmapped `doubt` of `range`, made room for the remap that brought something there, though it was read
     /// after that. What lay there before need not have been known: a mapping may have grown over it.
-    fn made_room(
-        &self,
-        range: Range,
-        part: Range,
-        (number, source, target): (usize, Range, Range),
-        is_registered: bool,
-    ) -> Result<bool, Unclear> {
+    fn made_room(&self, range: Range, doubt: &Doubt) -> Result<bool, Unclear> {
+        let Some(Move { number, source, target }) = doubt.brought_by else { return Ok(false) };
+        let part = doubt.part.range;
         if !self.origins(number, part).is_empty() {
             return Ok(true);
         }
         // It would have unmapped what was moved; or what has grown would have left some of what was moved between itself and the place.
-        if !is_registered || range.overlaps(source) || target.start < range.start {
+        if !doubt.is_registered || range.overlaps(source) || target.start < range.start {
             return Ok(false);
         }
         let moved_out = |origin: &Range| self.state.table.first_away(*origin).is_some();
@@ -206,8 +233,6 @@ impl<K: Kernel> Epoch<'_, K> {
         }
         let now = change::brought_to(self.after, Range::page(target.start));
         let begins = now.first().is_some_and(|now| self.kernel.begins_mapping(now.start));
-        // The mappings were those of the layout that was asked about.
-        self.is_registered(part.start)?;
         let before = Range::page(target.start.saturating_sub(PAGE));
         let is_touched = self.after.iter().any(|event| event.change.touches(before));
         match now.as_slice() {
@@ -296,6 +321,30 @@ impl Part {
     }
 }
 
+/// A remap: its number among the events, from where, and to where.
+struct Move {
+    number: usize,
+    source: Range,
+    target: Range,
+}
+
+/// A part that had contents when the event was read.
+struct Doubt {
+    part: Part,
+    /// What has brought them there.
+    brought_by: Option<Move>,
+    /// Where they lie now, if the event was announced in vain.
+    now: Vec<Range>,
+    /// Something is registered there.
+    is_registered: bool,
+}
+
+impl Doubt {
+    fn there(&self) -> impl Iterator<Item = Range> {
+        self.now.iter().copied().filter(|_| self.is_registered)
+    }
+}
+
 /// The parts of `range`, in order, that may have contents moved out.
 fn doubtful_parts(state: &State, index: &Index, range: Range) -> Vec<Part> {
     let mut doubtful = RangeSet::default();
@@ -345,6 +394,10 @@ mod tests {
             if is_there { Probe::Registered } else { Probe::NotRegistered }
         }
 
+        fn is_changing(&self) -> bool {
+            false
+        }
+
         fn has_page(&self, range: Range) -> bool {
             self.1.iter().any(|present| present.overlaps(range))
         }
@@ -381,13 +434,16 @@ mod tests {
     fn what_stays_is_taken_out_of_what_is_unmapped() {
         assert_eq!(left(&[A], &[Change::Unmap(A)], false, &[A]), []);
         assert_eq!(left(&[A], &[Change::Unmap(A)], false, &[]), [Change::Unmap(A)]);
-        let around = [(ALL.start, A.start), (A.end, ALL.end)].map(|(start, end)| Change::Unmap(Range::new(start, end)));
-        assert_eq!(left(&[A], &[Change::Unmap(ALL)], false, &[A]), around);
+        assert_eq!(left(&[A], &[Change::Unmap(ALL)], false, &[A]), []);
         // It would have unmapped all or nothing.
         assert_eq!(left(&[A, B], &[Change::Unmap(ALL)], false, &[A]), [Change::Unmap(ALL)]);
         // The second has unmapped what the first had only announced.
         let changes = [Change::Unmap(ALL), Change::Unmap(B)];
-        assert_eq!(left(&[A, B], &changes, false, &[A]), [around.as_slice(), &[Change::Unmap(B)]].concat());
+        assert_eq!(left(&[A, B], &changes, false, &[A]), [Change::Unmap(B)]);
+        // A child has what the first left, if there was a reason to refuse it and nothing else tells.
+        let changes = [Change::Unmap(ALL), Change::Unmap(A)];
+        assert_eq!(left(&[A], &changes, true, &[]), [Change::Unmap(A)]);
+        assert_eq!(left_if(&[A], &changes, true, &Says(&[], &[], false)), changes);
     }
 
     #[test]
@@ -405,18 +461,12 @@ mod tests {
 
     #[test]
     fn what_a_remap_moves_is_not_lost_to_an_unmap_that_was_refused() {
-        let pieces = |ends: &[(u64, u64)]| -> Vec<Change> {
-            ends.iter().map(|&(start, end)| Change::Unmap(Range::new(start, end))).collect()
-        };
-        let rest = pieces(&[(ALL.start, A.start), (A.end, B.start), (B.end, ALL.end)]);
-        for at in 0..2 {
-            let mut changes = vec![remap(A, B)];
-            changes.insert(at, Change::Unmap(ALL));
-            // What was to be unmapped where something was brought stands alone: its place is before that.
-            let mut expected = [&rest[..2], &[Change::Unmap(B)], &rest[2..]].concat();
-            expected.insert(if at == 0 { expected.len() } else { 0 }, remap(A, B));
-            assert_eq!(left(&[A], &changes, false, &[B]), expected);
-        }
+        assert_eq!(left(&[A], &[Change::Unmap(ALL), remap(A, B)], false, &[B]), [remap(A, B)]);
+        // Read after it, it may have made room, too: what it unmapped there is put into its place apart.
+        let pieces = [(ALL.start, A.start), (A.end, B.start), (B.start, B.end), (B.end, ALL.end)];
+        let pieces = pieces.map(|(start, end)| Change::Unmap(Range::new(start, end)));
+        let expected = [&[remap(A, B)], pieces.as_slice()].concat();
+        assert_eq!(left(&[A], &[remap(A, B), Change::Unmap(ALL)], false, &[B]), expected);
         // Unmapped after it was brought there.
         assert_eq!(left(&[A], &[remap(A, B), Change::Unmap(B)], false, &[]), [remap(A, B), Change::Unmap(B)]);
         // A child may have nothing there.
@@ -513,6 +563,10 @@ mod tests {
         impl Kernel for Changing {
             fn ask(&self, _: u64) -> Probe {
                 Probe::Changing
+            }
+
+            fn is_changing(&self) -> bool {
+                true
             }
 
             fn has_page(&self, _: Range) -> bool {

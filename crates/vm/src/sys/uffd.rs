@@ -240,7 +240,8 @@ impl Uffd {
     }
 
     /// Asks about an address without changing anything: a copy from an address that is never mapped gets as far as
-    /// reading its source (EFAULT), or finding a huge page (EEXIST), only where the destination is good.
+    /// reading its source (EFAULT), or finding a huge page (EEXIST), only where the destination is good. That it is not registered was so after all
+    /// changes that have been read.
     pub fn probe(&self, page: u64) -> Probe {
         let mut request = [page, PAGE, PAGE, 0, 0];
         match self.ioctl(UFFDIO_COPY, &mut request) {
@@ -251,21 +252,26 @@ impl Uffd {
                 // Without memory for a page table there is nothing to be told either.
                 Some(libc::EAGAIN | libc::ENOMEM) => Probe::Changing,
                 Some(libc::ESRCH) => Probe::Gone,
-                _ => Probe::NotRegistered,
+                _ => self.not_registered(),
             },
         }
     }
 
     /// Asks whether an address lies in a mapping that is registered with a userfaultfd, at a fifth of the cost of
     /// [`probe`](Self::probe): UFFDIO_CONTINUE is refused because the destination is not registered (ENOENT) before it
-    /// is refused because the memory is private (EINVAL).
+    /// is refused because the memory is private (EINVAL). That it is not was so after all changes that have been read.
     pub fn is_watched(&self, page: u64) -> Probe {
         match self.refusal(page, PAGE) {
             Some(libc::EINVAL) => Probe::Registered,
             Some(libc::EAGAIN) => Probe::Changing,
             Some(libc::ESRCH) => Probe::Gone,
-            _ => Probe::NotRegistered,
+            _ => self.not_registered(),
         }
+    }
+
+    /// The kernel looks whether a change is under way before it looks for the mapping: one may have begun in between.
+    fn not_registered(&self) -> Probe {
+        if self.is_changing() { Probe::Changing } else { Probe::NotRegistered }
     }
 
     /// Asks whether a change of the layout is under way, and nothing else: the kernel refuses that before it finds that
