@@ -32,6 +32,8 @@ pub const LONGEST_CHANGE: Duration = Duration::from_secs(30);
 
 /// Why the manager kills it.
 pub(crate) const NEVER_SETTLES: &str = "its memory layout does not settle (was a change of its heap refused?)";
+const NO_PAUSE: &str = "its threads change its memory layout without a pause";
+const UNCLEAR: &str = "its memory layout changed so that it cannot be told what lies where";
 
 impl Pager {
     /// Reads all there is to read, applies changes of the layout and forks, and leaves the faults in `waiting`. Tells
@@ -98,16 +100,11 @@ impl Pager {
                     return news;
                 }
                 Order::TooMany => {
-                    self.give_up(space, state, forks, "its threads change its memory layout without a pause");
+                    self.give_up(space, state, forks, NO_PAUSE);
                     return false;
                 }
                 Order::Unclear => {
-                    self.give_up(
-                        space,
-                        state,
-                        forks,
-                        "its memory layout changed so that it cannot be told what lies where",
-                    );
+                    self.give_up(space, state, forks, UNCLEAR);
                     return false;
                 }
                 Order::Later => {}

@@ -66,12 +66,18 @@ pub(crate) fn take_out(
             continue;
         };
         let index = index.get_or_insert_with(|| Index::of(events));
+        let parts = doubtful_parts(state, index, range);
+        if parts.is_empty() {
+            *asked += 1;
+            continue;
+        }
         let epoch = Epoch { state, index, before: &events[..*asked], after: &events[*asked + 1..], kernel };
-        let pieces = epoch.divide(range, has_forks)?;
-        // What was asked about was the layout after all that was read.
+        let pieces = epoch.divide(range, parts, has_forks);
+        // What was asked about has to be the layout after all that was read.
         if kernel.is_changing() {
             return Err(Unclear::Changing);
         }
+        let pieces = pieces?;
         if pieces != [(range, false)] {
             index.replace(range, &pieces.iter().map(|&(piece, _)| piece).collect::<Vec<_>>());
             let unmap = |&(piece, stands): &(Range, bool)| Event { change: Change::Unmap(piece), stands, ..event };
@@ -81,6 +87,9 @@ pub(crate) fn take_out(
     }
     Ok(())
 }
+
+/// Of so many parts it is asked whether they were unmapped: of all, or of none.
+const MOST_ASKED: usize = 64;
 
 /// An epoch, seen from one of its events.
 struct Epoch<'a, K> {
@@ -93,11 +102,11 @@ struct Epoch<'a, K> {
 }
 
 impl<K: Kernel> Epoch<'_, K> {
-    /// Divides what the event says is unmapped into what was, or may have been, and leaves out what stays. Tells of each piece whether it
-    /// stands.
-    fn divide(&self, range: Range, has_forks: bool) -> Result<Vec<(Range, bool)>, Unclear> {
+    /// Divides what the event says is unmapped, of which `parts` are in doubt, into what was, or may have been, and leaves out what stays.
+    /// Tells of each piece whether it stands.
+    fn divide(&self, range: Range, parts: Vec<Part>, has_forks: bool) -> Result<Vec<(Range, bool)>, Unclear> {
         let (mut stays, mut apart, mut doubts) = (Vec::new(), Vec::new(), Vec::new());
-        for part in doubtful_parts(self.state, self.index, range) {
+        for part in parts {
             if self.had_contents(&part) {
                 doubts.push(self.doubt(part)?);
             } else if !has_forks {
@@ -189,7 +198,7 @@ impl<K: Kernel> Epoch<'_, K> {
     fn was_refused(&self, range: Range, now: &[Range]) -> Result<bool, Unclear> {
         let is_untouched = |part: &Range| self.index.overlapping(*part) == usize::from(range.overlaps(*part));
         let known = self.state.registered.within(range).into_iter().flat_map(|part| self.index.divide(part));
-        let known: Vec<Range> = known.filter(is_untouched).collect();
+        let known: Vec<Range> = known.filter(is_untouched).take(MOST_ASKED).collect();
         for part in &known {
             if !self.is_registered(part.end - PAGE)? {
                 return Ok(false);
