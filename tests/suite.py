@@ -143,9 +143,10 @@ def counter(stats: str | bytes, name: str) -> int | None:
 
 
 def complaint(outcome: harness.Outcome) -> str:
-    """A program's status and last words, for the line of a failed test."""
+    """A program's status and last words, for the line of a failed test; and where its tasks sat when time was up."""
     lines = outcome.stderr.splitlines()
     # With what was expected and what was there.
     words = [line for before, line in zip(["", *lines], lines) if "MISMATCH" in line or "MISMATCH" in before] or lines[-3:]
     words = words or outcome.stdout[:400].splitlines()
-    return f"status {outcome.status}" + (" HANG" if outcome.hang else "") + (f": {' | '.join(words)[:400]}" if words else "")
+    hang = f" HANG: {outcome.hang[:4000]}" if outcome.hang else ""
+    return f"status {outcome.status}" + (f": {' | '.join(words)[:400]}" if words else "") + hang
