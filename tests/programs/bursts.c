@@ -53,7 +53,7 @@ __attribute__((format(printf, 2, 3))) static void note(struct arena *a, const ch
 	va_end(list);
 }
 
-static void compare(struct arena *a, const char *who)
+static void compare(struct arena *a, const char *process)
 {
 	for (unsigned i = 0; i < UNITS; i++)
 		for (unsigned p = 0; a->keys[i] != NOT_MAPPED && p < UNIT; p++) {
@@ -61,7 +61,7 @@ static void compare(struct arena *a, const char *who)
 
 			if (page_check(unit(a, i) + p * PAGE, key) >= 0) {
 				fprintf(stderr, "MISMATCH unit %u of%s:\n", i, a->done);
-				page_report(unit(a, i) + p * PAGE, key, who);
+				page_report(unit(a, i) + p * PAGE, key, process);
 				_exit(1);
 			}
 		}

@@ -149,11 +149,15 @@ impl<K: Kernel> Epoch<'_, K> {
         Ok(pieces)
     }
 
-    /// Follows a part to where it lies now.
+    /// Follows a part to where it lies now. Most are not moved: of those no look at all events is taken.
     fn doubt(&self, part: Part) -> Result<Doubt, Unclear> {
-        let now = if part.is_moved() { change::brought_to(self.after, part.range) } else { vec![part.range] };
-        let asked = |now: &Range| if part.is_moved() { now.start } else { self.first_away(part.range) };
-        let registered: Result<Vec<bool>, Unclear> = now.iter().map(|now| self.is_registered(asked(now))).collect();
+        if !part.is_moved() {
+            let is_registered =
+                self.is_registered(self.state.table.first_away(part.range).unwrap_or(part.range.start))?;
+            return Ok(Doubt { brought_by: None, now: vec![part.range], is_registered, part });
+        }
+        let now = change::brought_to(self.after, part.range);
+        let registered: Result<Vec<bool>, Unclear> = now.iter().map(|now| self.is_registered(now.start)).collect();
         Ok(Doubt { brought_by: self.brought_by(part.range), is_registered: registered?.contains(&true), now, part })
     }
 
@@ -174,10 +178,6 @@ impl<K: Kernel> Epoch<'_, K> {
     /// Tells whether something of ours lay there when the event was read.
     fn had_contents(&self, part: &Part) -> bool {
         !part.is_moved() || !self.origins(self.before.len(), part.range).is_empty()
-    }
-
-    fn first_away(&self, part: Range) -> u64 {
-        self.state.table.first_away(part).unwrap_or(part.start)
     }
 
     fn is_registered(&self, page: u64) -> Result<bool, Unclear> {
