@@ -6,13 +6,13 @@
 //! 3. when the pool comes near its cap all the same, so that stores need not be refused, and when the programs of a group hold
 //!    on to what they have: then the pool has too large a part of the group's memory.
 //!
-//! The cap is that of all groups, so it is the pools of unprotected groups (`memory.low`, `memory.min`) that shrink for it as long as
-//! there is something to write back in them.
+//! The cap is that of all groups, so it is the pools of unprotected groups (`memory.low`, `memory.min`) that shrink for it. Protection
+//! gives way when nothing could be written back in them for a while: what is on its way to or from the disk comes back at once.
 
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex};
 use uzswap_engine::{Group, Zswap};
@@ -27,6 +27,10 @@ const KEEP_PERCENT: u64 = 95;
 
 /// What is freed at once, so that a new wish is soon heard.
 const STEP_BYTES: u64 = 1 << 20;
+
+/// How long the pools of unprotected groups may give nothing for the cap before protected groups give way. What keeps them is a load or a
+/// write under way, or writes that fail.
+const GIVE_WAY_AFTER: Duration = Duration::from_millis(200);
 
 /// Entries that are worth a scan: those of one write.
 const SCAN_ENTRIES: u64 = 32;
@@ -126,6 +130,7 @@ impl ShrinkWorker {
 
     /// Works until told to stop.
     pub fn run(&self, groups: &Groups, stop: &AtomicBool) {
+        let mut vain = None;
         while !stop.load(Relaxed) {
             let size = self.engine.pool_bytes();
             self.observe(size);
@@ -140,15 +145,7 @@ impl ShrinkWorker {
                 self.bell.wait_for(&mut self.wishes.lock(), pause);
                 continue;
             }
-            let surplus = size.saturating_sub(self.cap.load(Relaxed) / 100 * KEEP_PERCENT);
-            let refusing = self.engine.shrink_needed().unwrap_or(0);
-            let mut freed = self.shrink_unprotected(groups, refusing.max(surplus.min(STEP_BYTES)));
-            if freed == 0 {
-                freed = self.engine.shrink_until_accepting();
-                if surplus > freed {
-                    freed += self.engine.shrink((surplus - freed).min(STEP_BYTES));
-                }
-            }
+            let freed = self.shrink_for_cap(groups, &mut vain);
             let mut busy = freed > 0;
             for (group, wish) in wishes {
                 // What was freed for all counts for all together.
@@ -177,21 +174,38 @@ impl ShrinkWorker {
         wishes.clone()
     }
 
-    /// Frees at least `bytes` of the pool where some groups are protected: of the others first, then of those that only `memory.low`
-    /// protects. Gives what was freed: 0 where no group is protected, or all have to give.
-    fn shrink_unprotected(&self, groups: &Groups, bytes: u64) -> u64 {
-        if bytes == 0 {
+    /// Frees what the pool has above the cap, or above what it takes to accept stores again: of unprotected groups, or, when these have
+    /// given nothing for a while, of those that only `memory.low` protects, or else of all. Gives how much that was; `vain` is since when
+    /// the first gave nothing.
+    fn shrink_for_cap(&self, groups: &Groups, vain: &mut Option<Instant>) -> u64 {
+        let surplus =
+            self.engine.pool_bytes().saturating_sub(self.cap.load(Relaxed) / 100 * KEEP_PERCENT).min(STEP_BYTES);
+        // Asked once: what is wanted only a moment later is not to be taken from all.
+        let wanted = surplus.max(self.engine.shrink_needed().unwrap_or(0));
+        if wanted == 0 {
             return 0;
         }
-        let freed = self.shrink_in_turn(&groups.unprotected_by(&[Limit::Low, Limit::Min], &groups.root()), bytes);
-        if freed != Some(0) {
-            return freed.unwrap_or(0);
+        let shrink_all = || {
+            let freed = self.engine.shrink_until_accepting();
+            if surplus > freed { freed + self.engine.shrink(surplus - freed) } else { freed }
+        };
+        let unprotected_by = |limits: &[Limit]| groups.unprotected_by(limits, &groups.root());
+        match self.shrink_in_turn(&unprotected_by(&[Limit::Low, Limit::Min]), wanted) {
+            None => shrink_all(),
+            Some(0) if vain.get_or_insert_with(Instant::now).elapsed() < GIVE_WAY_AFTER => 0,
+            Some(0) => {
+                let freed = self.shrink_in_turn(&unprotected_by(&[Limit::Min]), wanted).filter(|freed| *freed > 0);
+                let freed = freed.unwrap_or_else(shrink_all);
+                if freed > 0 {
+                    groups.note_low_gave_way();
+                }
+                freed
+            }
+            Some(freed) => {
+                *vain = None;
+                freed
+            }
         }
-        let freed = self.shrink_in_turn(&groups.unprotected_by(&[Limit::Min], &groups.root()), bytes).unwrap_or(0);
-        if freed > 0 {
-            groups.note_low_gave_way();
-        }
-        freed
     }
 
     /// Frees at least `bytes` of some groups and of what is below them, as far as they have as much. None if they are all there is.
@@ -249,7 +263,7 @@ impl ShrinkWorker {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use uzswap_engine::{Config, HeapSource};
+    use uzswap_engine::{Config, HeapSource, HeapSwapFile, Home, PAGE_SIZE};
 
     #[test]
     fn what_a_limit_wanted_is_forgotten_when_it_is_lifted() {
@@ -268,5 +282,49 @@ mod tests {
         assert!(worker.wishes().is_empty());
         worker.press(charge.group, 1.0, None);
         assert_eq!(worker.wishes()[&charge.group].part, 1.0, "the host is still short of memory");
+    }
+
+    #[test]
+    fn protection_gives_way_to_the_cap_when_the_others_give_nothing_for_a_while() {
+        const CAP: u64 = 64 * PAGE_SIZE as u64;
+        let config = Config { max_pool_bytes: CAP, ..Config::default() };
+        let engine = Arc::new(Zswap::new(config, Some(Box::<HeapSwapFile>::default()), HeapSource));
+        let groups = Groups::new(engine.clone(), Arc::default());
+        let worker = ShrinkWorker::new(engine.clone(), CAP);
+        let group = |name| groups.get(groups.create(GroupId::ROOT, name, 0).expect("room")).expect("there");
+        let (quiet, loud) = (group("quiet"), group("loud"));
+        quiet.set_limit(Limit::Low, Some(1 << 30));
+        let written = |charge: &Charge| engine.group_counters(charge.group).expect("there").zswpwb;
+        let low = || quiet.events.low.load(Relaxed);
+        let store = |charge: &Charge, seed: u32| {
+            let noise = |i: usize| (seed.wrapping_add(i as u32).wrapping_mul(0x9e37_79b9) >> 24) as u8;
+            let page = std::array::from_fn(|i| if i < PAGE_SIZE / 2 { noise(i) } else { 0 });
+            engine.swap_out(&page, Home { group: charge.group, node: 0 }).expect("room")
+        };
+        let fill = |charge: &Charge| {
+            let full = (16..1000).any(|seed| {
+                store(charge, seed << 12);
+                engine.shrink_needed().is_some()
+            });
+            assert!(full, "stores are accepted");
+        };
+        // What is protected is older than all else.
+        (0..16).for_each(|seed| {
+            store(&quiet, seed);
+        });
+        fill(&loud);
+        groups.measured(std::iter::empty());
+        let mut vain = None;
+        assert!(worker.shrink_for_cap(&groups, &mut vain) > 0);
+        assert_eq!((written(&quiet), low()), (0, 0), "the other gave");
+        assert_eq!(worker.shrink_for_cap(&groups, &mut vain), 0, "nothing is wanted");
+
+        // Nothing of the other may be written back.
+        engine.set_writeback(loud.group, false).expect("there");
+        fill(&loud);
+        assert_eq!((worker.shrink_for_cap(&groups, &mut vain), written(&quiet), low()), (0, 0, 0), "not at once");
+        vain = vain.and_then(|since| since.checked_sub(GIVE_WAY_AFTER));
+        assert!(worker.shrink_for_cap(&groups, &mut vain) > 0);
+        assert!(written(&quiet) > 0 && low() == 1, "{} {}", written(&quiet), low());
     }
 }
