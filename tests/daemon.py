@@ -362,6 +362,24 @@ def death(context: Context, test):
             yield check(f"daemon-death: {victim}, nothing left", unless(wait_until(lambda: not daemon.job.survivors(), 10), "processes"))
 
 
+@test("daemon-death-late", 60, beside=True)
+def death_late(context: Context, test):
+    """A guard that takes long to kill the jobs of its dead manager: their fronts say that it died, not that the program did."""
+    daemon = Daemon(context)
+    job = daemon.memory("--memory-max", "32M")
+    job.touch(64)
+    guard, front = daemon.job.process.pid, job.job.process.pid
+    os.kill(guard, signal.SIGSTOP)
+    for pid in (daemon.manager(), *(pid for pid in job.job.pids() if pid != front)):
+        os.kill(pid, signal.SIGKILL)
+    # Longer than a front waits for the last word of a daemon.
+    time.sleep(2.5)
+    os.kill(guard, signal.SIGCONT)
+    outcomes = [job.job.end_within(15), daemon.job.end_within(15)]
+    yield check("daemon-death-late: the front says so", *(unless(outcome.status == 125 and "died" in outcome.stderr, complaint(outcome)) for outcome in outcomes))
+    yield check("daemon-death-late: nothing left", unless(wait_until(lambda: not daemon.job.survivors(), 10), "processes"))
+
+
 @test("daemon-users", 60)
 def users(context: Context, test):
     """Who is not root changes what is his, and nothing else; without the socket's leave nothing at all."""

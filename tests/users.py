@@ -3,6 +3,8 @@ environment, a setuid program."""
 from __future__ import annotations
 
 import os
+import select
+import signal
 import subprocess
 import time
 
@@ -38,16 +40,20 @@ def peak_resident(pid: int) -> int:
 # Not beside others: these look for their processes in /proc, which takes them long meanwhile.
 @test("hostile-environment", 60)
 def environment(context: Context, test):
-    """Processes whose environment is gigabytes, or on a file that does not answer, hold up no kill and cost the manager no memory."""
+    """Processes whose environment is gigabytes, or that hold the lock of their memory, hold up no kill and cost the manager no memory."""
     need_root()
-    program = context.program("longenv")
-    program.chmod(0o755)
+    longenv, holder = (context.program(name) for name in ("longenv", "holder"))
+    for program in (longenv, holder):
+        program.chmod(0o755)
+    daemon = open_daemon(context)
+    manager = daemon.manager()
     with Mute(context) as mute:
-        daemon = open_daemon(context)
-        file = mute.directory / "mute"
-        hostile = [subprocess.Popen([*NOBODY, program, what], stdout=subprocess.PIPE, cwd="/") for what in 4 * ["1024"] + 2 * [str(file)]]
+        commands = [*4 * [(longenv, "1024")], (holder, "hold", mute.directory, "6", "1")]
+        hostile = [subprocess.Popen([*NOBODY, *command], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, cwd="/") for command in commands]
         try:
-            sleep = all(process.stdout.readline() == b"sleeps\n" for process in hostile)
+            begun = all(process.stdout.readline() in (b"sleeps\n", *(b"%d holds\n" % number for number in range(6))) for process in hostile)
+            # Until a thread waits for the lock that another holds.
+            time.sleep(0.5)
             took = []
             for number in range(2):
                 job = daemon.start(["sleep", "60"], "--cgroup", f"job{number}", "--quiet")
@@ -56,14 +62,48 @@ def environment(context: Context, test):
                 killed = daemon.ask("set", f"cgroup/job{number}/cgroup.kill", "1")
                 outcome = job.end_within(20)
                 took.append(time.monotonic() - start)
-                yield check(f"hostile-environment: a kill takes {took[-1]:.2f} s", unless(sleep and mute.serves, "the others have not begun"),
+                yield check(f"hostile-environment: a kill takes {took[-1]:.2f} s", unless(begun and mute.serves, "the others have not begun"),
                             killed.stderr, unless(outcome.status == 137, complaint(outcome)), unless(took[-1] < 2, "it was held up"))
-            peak = peak_resident(daemon.manager())
+            peak = peak_resident(manager)
             yield check(f"hostile-environment: the manager had {peak / MIB:.0f} MiB", unless(peak < 64 * MIB, "it reads too much"))
         finally:
             for process in hostile:
                 process.kill()
     yield check("hostile-environment: the daemon ends", unless(daemon.end().status == 0, "status"), *daemon.is_gone())
+
+
+@test("hostile-environment-end", 90)
+def environment_end(context: Context, test):
+    """While processes hold the locks of their memory, so that a look at their environment waits, a killed manager's jobs end all the same, and a
+    daemon ends that is told to."""
+    need_root()
+    program = context.program("holder")
+    program.chmod(0o755)
+    for what in ("a daemon's manager is killed", "a daemon is told to end", "a job's manager is killed"):
+        daemon = None if what.startswith("a job") else open_daemon(context)
+        job = daemon.start(["sleep", "60"], "--quiet") if daemon else context.start(["sleep", "60"], "--memory-max", "64M")
+        owner = daemon.job if daemon else job
+        begun = wait_until(lambda: owner.manager() and any(harness.comm(pid) == "sleep" for pid in job.pids()), 10)
+        # Later the harness, too, would wait for an environment.
+        victim, number = (owner.process.pid, signal.SIGTERM) if what.endswith("end") else (owner.manager(), signal.SIGKILL)
+        with Mute(context) as mute:
+            hostile = subprocess.Popen([*NOBODY, program, "hold", mute.directory, "6", "1"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, cwd="/")
+            held = hostile.stdout.readline().endswith(b"holds\n")
+            # Until a thread waits for the lock that another holds.
+            time.sleep(0.5)
+            start = time.monotonic()
+            os.kill(victim, number)
+            expected = {owner: 0} if number == signal.SIGTERM else {owner: 125, job: 125}
+            late = [one for one in expected if not select.select([os.pidfd_open(one.process.pid)], [], [], 10)[0]]
+            took = time.monotonic() - start
+            hostile.kill()
+        yield check(f"hostile-environment-end: {what}: {took:.1f} s", unless(begun and held and mute.serves, "nothing was held"),
+                    unless(not late and took < 5, "it was held up"),
+                    *(unless(one.end_within(10).status == status, complaint(one.outcome)) for one, status in expected.items()))
+        if job not in expected:
+            job.kill()
+        if daemon:
+            yield check(f"hostile-environment-end: {what}, nothing left", *daemon.is_gone())
 
 
 @test("hostile-crowd", 90)

@@ -1,7 +1,6 @@
-/* longenv MIB | longenv FILE: says that its environment is as much memory that it never touches, or is in a file; then sleeps.
+/* longenv MIB: says that its environment is as much memory that it never touches; then sleeps.
  * No privilege is needed for that (prctl(2), PR_SET_MM_MAP). */
 #define _GNU_SOURCE
-#include <ctype.h>
 #include <fcntl.h>
 #include <linux/prctl.h>
 #include <sys/prctl.h>
@@ -20,18 +19,15 @@ static unsigned long field(const char *stat, int number)
 int main(int argc, char **argv)
 {
 	char stat[1024] = "";
-	size_t size = PAGE;
-	int file = -1;
+	size_t size;
+	int file;
 	struct prctl_mm_map map = { .exe_fd = -1 };
 	char *environment;
 
 	if (argc < 2)
 		return 2;
-	if (isdigit(argv[1][0]))
-		size = strtoul(argv[1], NULL, 10) * MIB;
-	else if ((file = open(argv[1], O_RDONLY)) < 0)
-		die("open");
-	environment = mmap(NULL, size, PROT_READ, MAP_PRIVATE | MAP_NORESERVE | (file < 0 ? MAP_ANONYMOUS : 0), file, 0);
+	size = strtoul(argv[1], NULL, 10) * MIB;
+	environment = mmap(NULL, size, PROT_READ, MAP_PRIVATE | MAP_NORESERVE | MAP_ANONYMOUS, -1, 0);
 	if (environment == MAP_FAILED)
 		die("mmap");
 	file = open("/proc/self/stat", O_RDONLY);

@@ -1,11 +1,11 @@
 //! Reading the environments of processes that may be hostile.
 //!
 //! `/proc/PID/environ` reads memory of the process, from wherever the process says that its environment is (`PR_SET_MM`, which needs no
-//! privilege). So it can be
+//! privilege), if it is anonymous memory (since Linux 4.17 it reads no file's). So it can be
 //! 1. as long as the process likes: [`MOST`] is read, which is more than the kernel lets a program be started with;
-//! 2. on a file whose server does not answer: then the read does not return, and not even a signal ends it. Many environments are read by
-//!    a thread of its own ([`carriers`]). If a read takes longer than [`PATIENCE`] another thread goes on behind that process, which is
-//!    passed over until its read has returned; so are all processes of a user with [`MOST_STUCK`] such reads.
+//! 2. behind a lock that the process holds for as long as it likes, of its own memory: then the read returns only when the reader is killed.
+//!    Many environments are read by a thread of its own ([`carriers`]). If a read takes longer than [`PATIENCE`] another thread goes on
+//!    behind that process, which is passed over until its read has returned; so are all processes of a user with [`MOST_STUCK`] such reads.
 
 use std::collections::HashMap;
 use std::fs::{self, File};

@@ -41,6 +41,13 @@ pub const STATUS_LOST: i32 = 125;
 /// The exit status of what was killed.
 const STATUS_KILLED: i32 = 128 + libc::SIGKILL;
 
+/// How long a front waits for the last word of its daemon.
+const WORD_PATIENCE: Duration = Duration::from_secs(2);
+
+/// The same if the program was killed: perhaps by the guard, whose manager has died, and which keeps the connection open until all jobs are
+/// dead.
+const KILLED_PATIENCE: Duration = Duration::from_secs(12);
+
 /// How long after a SIGTERM another one kills the job. Those that come sooner are the program's, as the first is.
 const TERM_PATIENCE: Duration = Duration::from_secs(1);
 
@@ -186,7 +193,7 @@ pub fn run_joined(
     if started.is_err()
         && let Some(daemon) = daemon.take()
     {
-        daemon.part(true);
+        daemon.part(true, WORD_PATIENCE);
     }
     front.program = Some(started?);
     let mut last = Instant::now();
@@ -205,7 +212,8 @@ pub fn run_joined(
             if daemon.is_some() {
                 each_second();
             }
-            let answered = daemon.is_none_or(|daemon| daemon.part(quiet));
+            let patience = if status == STATUS_KILLED { KILLED_PATIENCE } else { WORD_PATIENCE };
+            let answered = daemon.is_none_or(|daemon| daemon.part(quiet, patience));
             // That may be why it was killed.
             return Ok(if answered || status != STATUS_KILLED { status } else { lost(program.job) });
         }
@@ -266,11 +274,10 @@ impl Daemon {
         }
     }
 
-    /// Says goodbye, and hears the last word; tells whether there was one.
-    fn part(mut self, quiet: bool) -> bool {
-        const PATIENCE: Duration = Duration::from_secs(2);
+    /// Says goodbye, and hears the last word, for which it waits so long; tells whether there was one.
+    fn part(mut self, quiet: bool, patience: Duration) -> bool {
         let said = (&self.link).write_all(&[BYE]).and_then(|()| self.link.set_nonblocking(false));
-        if said.is_err() || self.link.set_read_timeout(Some(PATIENCE)).is_err() {
+        if said.is_err() || self.link.set_read_timeout(Some(patience)).is_err() {
             return false;
         }
         let mut answered = false;

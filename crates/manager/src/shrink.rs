@@ -1,5 +1,5 @@
 //! The shrink worker: writes back the coldest entries of the pool. A thread of its own, because it decompresses and waits
-//! for the disk, which nobody else may. It works
+//! for the disk, which no other thread may. It works
 //! 1. when stores are refused: until they are accepted again, and no further;
 //! 2. under pressure, before that: of what the shrinker has on offer, as large a part as was looked at of the programs'
 //!    memory, or all of it if the host itself is short of memory;
@@ -245,7 +245,7 @@ impl ShrinkWorker {
         let mut wishes = self.wishes.lock();
         let Some(wish) = wishes.get_mut(&group) else { return };
         wish.part = (wish.part - scanned).max(0.0);
-        // If nothing can be written back just now, whoever wished will wish again.
+        // If nothing can be written back just now, the wish will be uttered again.
         wish.bytes = wish.bytes.saturating_sub(if freed > 0 { freed } else { done.bytes });
         if wish.is_fulfilled() {
             wishes.remove(&group);
