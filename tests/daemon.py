@@ -424,7 +424,7 @@ def users(context: Context, test):
     yield check("daemon-users: ends", unless(daemon.end().status == 0, "status"), *daemon.is_gone())
 
 
-@test("daemon-claims", 60, beside=True)
+@test("daemon-claims", 60)
 def claims(context: Context, test):
     """No user but the daemon's own keeps memory from other users by the settings of a group."""
     need_root()

@@ -96,6 +96,14 @@ def bursts(context: Context, test):
             yield Result(f"bursts: seed {' '.join((str(seed), *forks))}", result.ok, result.detail)
 
 
+@test("executable", 60)
+def executable(context: Context, test):
+    """Memory that may be executed is evicted like other memory, between stretches that may not, and while rights change as in a compiler at run time."""
+    for forks in ((), ("forks",)):
+        result = run_program(context, test, "executable", "every function returned its number", 3, context.size(3, 30), *forks, limit="8M")
+        yield Result(f"executable: {' '.join(('called', *forks))}", result.ok, result.detail)
+
+
 @test("launcher", 60, beside=True)
 def launchers(context: Context, test):
     """Programs that set the processors of their children, and child subreapers that wait until they have none, find what they do without uzswap."""

@@ -18,7 +18,7 @@ SANITIZERS = (("asan", ("-fsanitize=address",)), ("asan, linked statically", ("-
 
 @test("sanitizers", 120, beside=True)
 def sanitizers(context: Context, test):
-    """Programs with a sanitizer start, are exact in half of their memory, and die with their guards within a second."""
+    """Programs with a sanitizer start, and are exact in half of their memory."""
     for what, flags in SANITIZERS:
         program = context.program("sanitized", "-g", *flags)
         native = harness.Job([program, 64, 1], context.directory())
@@ -28,6 +28,13 @@ def sanitizers(context: Context, test):
                     unless(outcome.same_result(reference), complaint(outcome)),
                     unless("run unmanaged" not in outcome.stderr and "warning" not in outcome.stderr, outcome.stderr[:300]),
                     outcome.hang)
+
+
+@test("sanitizers-end", 60)
+def sanitizers_end(context: Context, test):
+    """Programs with a sanitizer die with their guards within a second."""
+    for what, flags in SANITIZERS:
+        program = context.program("sanitized", "-g", *flags)
         for which in ("manager", "front") if context.full or what == "tsan" else ("manager",):
             job = context.start([program, 64, 1000], "--memory-max", "32M", "--quiet")
             managed = wait_until(lambda: job.manager() is not None, 10)
@@ -36,7 +43,7 @@ def sanitizers(context: Context, test):
             os.kill(job.process.pid if which == "front" else job.manager(), signal.SIGKILL)
             gone = job.gone_within(1)
             outcome = job.finish()
-            yield check(f"sanitizers: {what}, {which} killed", unless(managed and running >= 3, f"{running} processes ran"),
+            yield check(f"sanitizers-end: {what}, {which} killed", unless(managed and running >= 3, f"{running} processes ran"),
                         unless(gone, f"still there after a second:\n{job.outcome.hang}"),
                         unless("MISMATCH" not in outcome.stderr, outcome.stderr[:300]))
 
@@ -54,7 +61,7 @@ def strace_inside(context: Context, test):
                 unless(killed == 0, f"{killed} messages of being out of memory"), outcome.hang)
 
 
-@test("second-sigterm", 30, beside=True)
+@test("second-sigterm", 30)
 def second_sigterm(context: Context, test):
     """A job that does not heed SIGTERM is killed by the second one, be it traced, stopped or deaf."""
     need("strace")

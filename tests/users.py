@@ -119,7 +119,7 @@ def crowd(context: Context, test):
         seconds = context.size(6, 30)
         victim = daemon.start(["python3", "-c", VICTIM, str(seconds)], "--cgroup", "victim", "--quiet")
         wait_until(lambda: harness.read(victim.files[0]), 10)
-        others = daemon.start([program, *arguments, str(seconds), *(["exec"] if what == "kept" else [])], "--cgroup", "others", "--quiet", prefix=NOBODY)
+        others = daemon.start([program, *arguments, str(seconds), *(["kept"] if what == "kept" else [])], "--cgroup", "others", "--quiet", prefix=NOBODY)
         outcome = victim.end_within(60)
         lines = outcome.stdout.split()
         slowest = float(lines[1]) if len(lines) == 2 else 60

@@ -18,6 +18,7 @@ pub const SYS_MMAP: usize = 9;
 pub const SYS_MUNMAP: usize = 11;
 pub const SYS_RT_SIGPROCMASK: usize = 14;
 pub const SYS_IOCTL: usize = 16;
+pub const SYS_MPROTECT: usize = 10;
 pub const SYS_MADVISE: usize = 28;
 pub const SYS_SHMAT: usize = 30;
 pub const SYS_SHMCTL: usize = 31;

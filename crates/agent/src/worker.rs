@@ -25,7 +25,7 @@
 //!
 //! # Safety
 //! Shares its memory with the program: it writes only to its own stack, to the control mapping and, by UFFDIO_MOVE, to
-//! the staging and trash areas.
+//! the staging and trash areas. It changes the rights of no memory but the staging area's.
 
 use core::ffi::CStr;
 use core::mem::{size_of, size_of_val};
@@ -441,7 +441,6 @@ impl Worker {
         let touch = words[2] & evict::TOUCH != 0;
         // What the program has locked is not moved to what is not locked: so it stays.
         self.empty_trash(1);
-        let mut eviction = Eviction { to: words[1], touch, stopped: false, pages: 0, reply: [0; MAX_WORDS] };
         let runs = &words[evict::FIRST_RUN..];
         let (mut count, mut pages) = (0, 0);
         while count < runs.len() && pages + Run(runs[count]).pages() <= MAX_BATCH_PAGES {
@@ -449,6 +448,7 @@ impl Worker {
             count += 1;
         }
         let runs = &runs[..count];
+        let mut eviction = Eviction::new(words[1], pages, touch);
         self.evict_watched(&mut eviction, runs);
         let mut len = evicted::first_held(eviction.pages);
         let uffd = self.uffd;
@@ -458,6 +458,9 @@ impl Worker {
             len += 1;
             len < MAX_WORDS
         });
+        if eviction.executes {
+            eviction.change_rights();
+        }
         eviction.reply[0] = kind::EVICTED;
         eviction.reply[1] = eviction.pages as u64;
         self.say(&eviction.reply[..len], &[]);
@@ -509,7 +512,7 @@ impl Worker {
             let (moved, status) = if eviction.stopped {
                 (0, evicted::NOT_TRIED)
             } else {
-                self.move_run(to, from, run.pages() - done, eviction.touch)
+                self.move_run(eviction, to, from, run.pages() - done)
             };
             eviction.stopped |= status == evicted::NOT_TRIED;
             (0..moved.max(1)).for_each(|_| eviction.note(status));
@@ -552,9 +555,16 @@ impl Worker {
     }
 
     /// Moves pages from the head of a run; gives how many went, and if none did, the status of the first.
-    fn move_run(&self, to: u64, from: u64, pages: usize, touch: bool) -> (usize, u8) {
+    fn move_run(&self, eviction: &mut Eviction, to: u64, from: u64, pages: usize) -> (usize, u8) {
         let mut result = move_pages(self.uffd, to, from, pages, 0);
-        if result == -EBUSY && touch && touch_page(from) {
+        if result == -EINVAL && eviction.has_hope && eviction.change_rights() {
+            result = move_pages(self.uffd, to, from, pages, 0);
+            if result == -EINVAL {
+                eviction.has_hope = false;
+                eviction.change_rights();
+            }
+        }
+        if result == -EBUSY && eviction.touch && touch_page(from) {
             result = move_pages(self.uffd, to, from, 1, 0);
         }
         match result {
@@ -668,6 +678,12 @@ enum Watched {
 struct Eviction {
     /// Where the first page goes.
     to: u64,
+    /// Bytes that lie there for all of them.
+    len: usize,
+    /// Whether what lies there may be executed at this moment.
+    executes: bool,
+    /// Whether it has never been in vain to change that.
+    has_hope: bool,
     /// Whether busy pages are touched.
     touch: bool,
     /// The layout is changing: nothing more is tried.
@@ -679,6 +695,23 @@ struct Eviction {
 }
 
 impl Eviction {
+    fn new(to: u64, pages: usize, touch: bool) -> Eviction {
+        let (executes, has_hope, stopped, len) = (false, true, false, pages * PAGE_SIZE);
+        Eviction { to, len, executes, has_hope, touch, stopped, pages: 0, reply: [0; MAX_WORDS] }
+    }
+
+    /// Lets what lies in the places of all its pages be executed, or no longer; whether that is done. The kernel moves pages only
+    /// between memory of the same rights (else EINVAL), and some programs may execute all of their heap.
+    fn change_rights(&mut self) -> bool {
+        const PROT_READ_WRITE: usize = 3;
+        const PROT_EXEC: usize = 4;
+        let rights = if self.executes { PROT_READ_WRITE } else { PROT_READ_WRITE | PROT_EXEC };
+        // SAFETY: a part of the staging area, which is ours. What lies there stays as it is.
+        let is_done = unsafe { call!(sys::SYS_MPROTECT, self.to, self.len, rights) } == 0;
+        self.executes ^= is_done;
+        is_done
+    }
+
     /// Notes the status of the next page.
     fn note(&mut self, status: u8) {
         evicted::set(&mut self.reply, self.pages, status);

@@ -91,7 +91,7 @@ impl fmt::Display for Cause {
             }
             Cause::Held => write!(
                 f,
-                "what is resident is in use, or cannot be moved (locked, pinned, read-only, executable, written in a file mapping)"
+                "what is resident is in use, or cannot be moved (locked, pinned, read-only, written in a file mapping)"
             ),
         }
     }

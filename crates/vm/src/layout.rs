@@ -1,8 +1,8 @@
 //! Which mappings of a process are managed.
 //!
-//! Managed is private anonymous memory that can be read and written but not executed (a move wants both ends to have the
-//! same rights, and the staging area is read-write). Left alone: files, shared memory, the stack that grows by itself,
-//! reserves without rights, guard pages, code from a compiler at run time, and small mappings as long as they are few.
+//! Managed is private anonymous memory that can be read and written, executed or not (a move wants both ends to have the
+//! same rights; the worker gives the staging area those of what it moves). Left alone: files, shared memory, the stack that grows by itself,
+//! reserves without rights, guard pages, what cannot be written, and small mappings as long as they are few.
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -85,10 +85,7 @@ fn parse_line(line: &str) -> Option<Range> {
     let (rights, _offset, _device, inode) = (fields.next()?, fields.next()?, fields.next()?, fields.next()?);
     let name = fields.next().unwrap_or("");
     let anonymous = inode == "0" && (name.is_empty() || name == "[heap]" || name.starts_with("[anon:"));
-    if !anonymous || rights != "rw-p" {
-        return None;
-    }
-    Some(range)
+    (anonymous && ["rw-p", "rwxp"].contains(&rights)).then_some(range)
 }
 
 #[cfg(test)]
@@ -104,12 +101,13 @@ mod tests {
 7f0000021000-7f0004000000 ---p 00000000 00:00 0
 7f0010000000-7f0010021000 rw-s 00000000 00:01 77                         /dev/zero (deleted)
 7f0020000000-7f0020021000 rwxp 00000000 00:00 0
+7f0028000000-7f0028021000 r-xp 00000000 00:00 0
 7f0030000000-7f0030021000 rw-p 00000000 00:00 0                          [anon:arena]
 7ffd00000000-7ffd00021000 rw-p 00000000 00:00 0                          [stack]
 7ffd00031000-7ffd00032000 r--p 00000000 00:00 0                          [vvar]
 ";
         let starts: Vec<u64> = parse(maps).into_iter().map(|range| range.start).collect();
-        assert_eq!(starts, [0x55d0_c000_0000, 0x7f00_0000_0000, 0x7f00_3000_0000]);
+        assert_eq!(starts, [0x55d0_c000_0000, 0x7f00_0000_0000, 0x7f00_2000_0000, 0x7f00_3000_0000]);
     }
 
     #[test]
