@@ -608,6 +608,16 @@ static int do_mprotect(struct region *r)
 	return 0;
 }
 
+/* All of it or a part comes to be executable, or no longer. */
+static int do_executable(struct region *r)
+{
+	size_t first, count = run(r, 256, &first);
+
+	if (pick(r, 4) == 0)
+		first = 0, count = r->pages;
+	return mprotect(r->memory + first * PAGE, count * PAGE, PROT_READ | PROT_WRITE | (pick(r, 2) ? PROT_EXEC : 0));
+}
+
 static int do_brk(struct region *r)
 {
 	size_t count = 1 + pick(r, 64);
@@ -1195,7 +1205,8 @@ static const struct {
 	{ "wipeonfork", do_wipeonfork, 3 }, { "guard", do_guard, 4 }, { "mremap-move", do_mremap_move, 3 },
 	{ "mremap-grow", do_mremap_grow, 3 }, { "mremap-shrink", do_mremap_shrink, 3 },
 	{ "dontunmap", do_dontunmap, 3 }, { "map-fixed", do_map_fixed, 4 },
-	{ "munmap", do_munmap, 4 }, { "refused", do_refused, 2 }, { "mprotect", do_mprotect, 4 }, { "brk", do_brk, 2 }, { "mlock", do_mlock, 2 },
+	{ "munmap", do_munmap, 4 }, { "refused", do_refused, 2 }, { "mprotect", do_mprotect, 4 }, { "executable", do_executable, 3 }, { "brk", do_brk, 2 },
+	{ "mlock", do_mlock, 2 },
 	{ "fork", do_fork, 6 }, { "raw-clone", do_raw_clone, 3 }, { "userns", do_userns, 1 }, { "netns", do_netns, 1 },
 	{ "pidns", do_pidns, 1 }, { "vfork", do_vfork, 2 }, { "spawn", do_spawn, 2 }, { "exec", do_exec, 2 },
 	{ "core", do_core, 1 }, { "rlimit", do_rlimit, 1 }, { "vm-readv", do_vm_readv, 2 }, { "ptrace", do_ptrace, 2 },
