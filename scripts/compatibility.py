@@ -1,12 +1,13 @@
 #!/usr/bin/env python3
-"""Runs known stress programs and test suites natively, then at a quarter of their memory under uzswap, and prints a table.
+"""Runs stress programs, test suites, languages and servers natively, then at a quarter of their memory under uzswap, and prints a table.
 
-Needs (Debian 12): apt-get install --no-install-recommends stress-ng bubblewrap redis-server redis-tools libpython3.11-testsuite
+Needs (Debian 12): apt-get install --no-install-recommends stress-ng bubblewrap redis-server redis-tools libpython3.11-testsuite, and the
+packages of the languages and servers; what is missing is named. Some are run as the user nobody or postgres, for which root is needed.
 
 Suites that Debian has in source packages only, and the Linux Test Project, are run if --sources names a directory where
 scripts/compatibility-sources.sh has built them.
 
-A row is `same` if exit status and the list of passed tests are those of the native run. "Never at its limit": the native peak is
+A row is `same` if exit status and the list of passed tests, or the lines on standard output, are those of the native run. "Never at its limit": the native peak is
 below the smallest limit, so that the row shows start, fork and exec under uzswap, and no eviction. Not part of `make test`.
 """
 from __future__ import annotations
@@ -38,6 +39,8 @@ class Suite:
     passed: str = ""            # a pattern of what says that one test has passed; without it the status alone counts
     seconds: float = 120
     source: str = ""            # the directory below --sources where it runs
+    unit: str = "passed"        # what the pattern finds
+    files: Path | None = None   # a directory whose files are copied to where it runs
 
 
 def stress(stressor: str, *options: str) -> Suite:
@@ -49,6 +52,18 @@ def python(module: str) -> Suite:
     # Output of tests that run at the same time is not in order: the list is sorted.
     return Suite(f"CPython {module}", "libpython3.11-testsuite", [PYTHON, "-m", "test", "-v", module], module,
                  r"^(test_\w+ \([\w.]+\))[^\n]* \.\.\. ok$", 300)
+
+
+PROGRAMS = Path(__file__).resolve().parent / "runtimes"
+
+
+def program(name: str, package: str, file: str, command: str, user: str = "") -> Suite:
+    """A program of scripts/runtimes by a command of the shell, in which `@` stands for the file."""
+    lines = (line.strip("/(*;%#-) ") for line in (PROGRAMS / file).read_text().splitlines())
+    what = next(line for line in lines if line.endswith(".")).rstrip(".")
+    if user:
+        command = f"exec setpriv --reuid {user} --regid $(id -g {user}) --clear-groups {command}"
+    return Suite(name, package, ["sh", "-c", command.replace("@", file)], what, r"^(?!uzswap: )(.+)$", 200, unit="lines", files=PROGRAMS)
 
 
 REDIS = """
@@ -136,13 +151,41 @@ SUITES = [
     Suite("SQLite", "", ["sh", "-c", SQLITE_SUITE], f"{len(SQLITE_FILES.split())} files of its suite", r"^(\S+)\.\.\. Ok$", 600, "sqlite3-src"),
     Suite("jemalloc", "", ["sh", "-c", JEMALLOC_SUITE], "unit and integration tests", r"^(\S+: \S+ \([\w-]+\)): pass$", 400, "jemalloc-src"),
     Suite("glibc malloc", "", ["sh", "-c", GLIBC_SUITE], "malloc/tst-*", r"^(\S+ 0)$", 900, "glibc-build"),
+    program("SBCL", "sbcl", "heap.lisp", "sbcl --dynamic-space-size 2GB --script @"),
+    program("CLISP", "clisp", "heap.lisp", "clisp -q @"),
+    program("Erlang", "erlang-base", "heap.erl", "erlc @ && erl -noshell -s heap main"),
+    program("PHP", "php-cli", "heap.php", "php @"),
+    program("Ruby", "ruby", "heap.rb", "ruby @"),
+    program("LuaJIT", "luajit", "heap.lua", "luajit @"),
+    program("OCaml", "ocaml-nox", "heap.ml", "ocamlopt @ -o heap && ./heap"),
+    program("Guile", "guile-3.0", "heap.scm", "guile --no-auto-compile @"),
+    program("Racket", "racket", "heap.rkt", "racket @"),
+    program("PyPy", "pypy3", "heap.py", "pypy3 @"),
+    program("CPython, jemalloc", "libjemalloc2", "heap.py",
+            f"MALLOC_CONF=background_thread:true,dirty_decay_ms:10,thp:always LD_PRELOAD=libjemalloc.so.2:$LD_PRELOAD {PYTHON} @"),
+    program("CPython, tcmalloc", "libtcmalloc-minimal4", "heap.py", f"LD_PRELOAD=libtcmalloc_minimal.so.4:$LD_PRELOAD {PYTHON} @"),
+    program("R", "r-base-core", "heap.R", "Rscript --vanilla @"),
+    program("Octave", "octave", "heap.m", "octave-cli --no-init-file @"),
+    program("Go with cgo", "golang-go", "heap.go", "GOCACHE=$PWD/cache go build -o heap @ && ./heap"),
+    program("GHC", "ghc", "heap.hs", "ghc -O1 -threaded -rtsopts @ -o heap >/dev/null; for o in -N2 '-N2 -xn' -c; do ./heap +RTS $o; done"),
+    program("Mono", "mono-mcs", "heap.cs", "mcs -out:heap.exe @ && mono heap.exe"),
+    program("SWI-Prolog", "swi-prolog-core", "heap.pl", "swipl @"),
+    program("Emacs", "emacs-nox", "heap.el", "emacs --batch -l @"),
+    program("TinyCC", "tcc", "heap.c", "tcc -run @"),
+    program("PostgreSQL", "postgresql", "postgres.sh", "sh @", "postgres"),
+    program("MariaDB", "mariadb-server", "mariadb.sh", "sh @"),
+    program("LibreOffice", "libreoffice-calc-nogui", "office.sh", "sh @"),
+    program("Chromium", "chromium", "chromium.sh", "sh @ file://$PWD/page.html", "nobody"),
     *(Suite(f"LTP {name}", "", ["timeout", "100", f"bin/{name}"], name, seconds=110, source="ltp-src") for name in LTP.split()),
 ]
 
 
 def run(suite: Suite, sources: Path | None, uzswap: Path | None, limit: int) -> tuple[harness.Outcome, list[str]]:
     temporary = Path(tempfile.mkdtemp(prefix="compat-", dir="/var/tmp"))
+    temporary.chmod(0o755)
     directory = sources / suite.source if sources and suite.source else temporary
+    if suite.files:
+        shutil.copytree(suite.files, temporary, dirs_exist_ok=True)
     argv = [str(uzswap), "run", "--memory-max", str(limit), "--quiet", "--", *suite.argv] if uzswap else suite.argv
     job = harness.Job(argv, directory, uzswap=uzswap)
     text = []
@@ -169,9 +212,9 @@ def compare(suite: Suite, sources: Path | None, uzswap: Path) -> tuple[list[str]
     elif native.status != ours.status:
         result = f"status {native.status} → {ours.status}"
     elif passed != also:
-        result = f"{len(passed)} → {len(also)} passed"
+        result = f"{len(passed)} → {len(also)} {suite.unit}"
     else:
-        result = f"same ({len(passed)} passed)" if suite.passed else f"same (status {ours.status})"
+        result = f"same ({len(passed)} {suite.unit})" if suite.passed else f"same (status {ours.status})"
         if native.peak <= limit:
             result += ", never at its limit"
     detail = ""

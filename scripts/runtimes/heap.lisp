@@ -1,0 +1,15 @@
+; A hash table is filled, read, copied, sorted and collected.
+(defun collect (full) (declare (ignorable full)) #+sbcl (sb-ext:gc :full full) #+clisp (ext:gc))
+
+(let ((table (make-hash-table :test 'equal)) (sum 0))
+  (dotimes (i 200000)
+    (setf (gethash (format nil "key~d" i) table) (list i (* i i) (make-string 20 :initial-element #\x))))
+  (dotimes (round 3)
+    (maphash (lambda (key entry)
+               (declare (ignore key))
+               (incf sum (mod (+ (first entry) (second entry) (length (third entry))) 1000003)))
+             table)
+    (let ((copy (loop for entry being the hash-values of table collect (copy-tree entry))))
+      (incf sum (first (car (sort copy #'> :key #'first)))))
+    (collect (evenp round))
+    (format t "~d~%" (mod sum 1000000007))))

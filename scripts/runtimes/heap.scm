@@ -1,0 +1,11 @@
+; Two threads fill a hash table each.
+(use-modules (ice-9 threads))
+(define (build count)
+  (let ((table (make-hash-table)))
+    (do ((i 0 (+ i 1))) ((= i count) table)
+      (hash-set! table i (cons i (number->string (* i i)))))))
+(define (sum table)
+  (hash-fold (lambda (key entry sum) (modulo (+ sum key (string-length (cdr entry))) 1000003)) 0 table))
+(define tables (par-map build '(200000 210000)))
+(gc)
+(for-each (lambda (table) (display (sum table)) (newline)) tables)
