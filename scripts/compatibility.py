@@ -2,7 +2,8 @@
 """Runs stress programs, test suites, languages and servers natively, then at a quarter of their memory under uzswap, and prints a table.
 
 Needs (Debian 12): apt-get install --no-install-recommends stress-ng bubblewrap redis-server redis-tools libpython3.11-testsuite, and the
-packages of the languages and servers; what is missing is named. Some are run as the user nobody or postgres, for which root is needed.
+packages of the languages and servers; the script names those that are missing. It needs root, to run Chromium as the user nobody and
+PostgreSQL as the user postgres.
 
 Suites that Debian has in source packages only, and the Linux Test Project, are run if --sources names a directory where
 scripts/compatibility-sources.sh has built them.

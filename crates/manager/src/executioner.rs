@@ -19,7 +19,7 @@ use uzswap_vm::sys::thread;
 use crate::environment;
 
 /// How long the dead may take to go.
-const PATIENCE: Duration = Duration::from_secs(10);
+pub const PATIENCE: Duration = Duration::from_secs(10);
 
 /// How long all processes of the machine may be searched for those of the job, before those that are known by then are killed. Each time it
 /// takes longer, if it must.

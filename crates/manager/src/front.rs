@@ -46,7 +46,7 @@ const WORD_PATIENCE: Duration = Duration::from_secs(2);
 
 /// The same if the program was killed: perhaps by the guard, whose manager has died, and which keeps the connection open until all jobs are
 /// dead.
-const KILLED_PATIENCE: Duration = Duration::from_secs(12);
+const KILLED_PATIENCE: Duration = executioner::PATIENCE.saturating_add(WORD_PATIENCE);
 
 /// How long after a SIGTERM another one kills the job. Those that come sooner are the program's, as the first is.
 const TERM_PATIENCE: Duration = Duration::from_secs(1);

@@ -28,8 +28,8 @@ const KEEP_PERCENT: u64 = 95;
 /// What is freed at once, so that a new wish is soon heard.
 const STEP_BYTES: u64 = 1 << 20;
 
-/// How long the pools of unprotected groups may give nothing for the cap before protected groups give way. What keeps them is a load or a
-/// write under way, or writes that fail.
+/// How long the pools of unprotected groups, if there is something in them, may give nothing for the cap before protected groups give way.
+/// What keeps them is a load or a write under way, or writes that fail.
 const GIVE_WAY_AFTER: Duration = Duration::from_millis(200);
 
 /// Entries that are worth a scan: those of one write.
@@ -68,6 +68,22 @@ impl Wish {
     /// Tells whether the limit that this was wanted for is no longer near: it was lifted, or memory has become free.
     fn is_outdated(&self) -> bool {
         self.reclaimed.as_ref().is_some_and(|reclaimed| !reclaimed.is_near())
+    }
+}
+
+/// When the pools of unprotected groups gave nothing, and nothing came of them in between.
+struct Vain {
+    first: Instant,
+    last: Instant,
+}
+
+impl Vain {
+    /// Notes that they give nothing now; tells whether they may go on so. What is long over does not count.
+    fn is_young(vain: &mut Option<Vain>, now: Instant) -> bool {
+        let recent = vain.take().filter(|vain| now.saturating_duration_since(vain.last) < GIVE_WAY_AFTER);
+        let first = recent.map_or(now, |vain| vain.first);
+        *vain = Some(Vain { first, last: now });
+        now.saturating_duration_since(first) < GIVE_WAY_AFTER
     }
 }
 
@@ -175,9 +191,9 @@ impl ShrinkWorker {
     }
 
     /// Frees what the pool has above the cap, or above what it takes to accept stores again: of unprotected groups, or, when these have
-    /// given nothing for a while, of those that only `memory.low` protects, or else of all. Gives how much that was; `vain` is since when
-    /// the first gave nothing.
-    fn shrink_for_cap(&self, groups: &Groups, vain: &mut Option<Instant>) -> u64 {
+    /// nothing or have given nothing for a while (`vain`), of those that only `memory.low` protects, or else of all. Gives how much that
+    /// was.
+    fn shrink_for_cap(&self, groups: &Groups, vain: &mut Option<Vain>) -> u64 {
         let surplus =
             self.engine.pool_bytes().saturating_sub(self.cap.load(Relaxed) / 100 * KEEP_PERCENT).min(STEP_BYTES);
         // Asked once: what is wanted only a moment later is not to be taken from all.
@@ -190,9 +206,12 @@ impl ShrinkWorker {
             if surplus > freed { freed + self.engine.shrink(surplus - freed) } else { freed }
         };
         let unprotected_by = |limits: &[Limit]| groups.unprotected_by(limits, &groups.root());
-        match self.shrink_in_turn(&unprotected_by(&[Limit::Low, Limit::Min]), wanted) {
+        let free = unprotected_by(&[Limit::Low, Limit::Min]);
+        let zswap =
+            |charge: &Arc<Charge>| self.engine.group_counters(charge.group).map_or(0, |counters| counters.zswap);
+        match self.shrink_in_turn(&free, wanted) {
             None => shrink_all(),
-            Some(0) if vain.get_or_insert_with(Instant::now).elapsed() < GIVE_WAY_AFTER => 0,
+            Some(0) if free.iter().any(|charge| zswap(charge) > 0) && Vain::is_young(vain, Instant::now()) => 0,
             Some(0) => {
                 let freed = self.shrink_in_turn(&unprotected_by(&[Limit::Min]), wanted).filter(|freed| *freed > 0);
                 let freed = freed.unwrap_or_else(shrink_all);
@@ -245,7 +264,7 @@ impl ShrinkWorker {
         let mut wishes = self.wishes.lock();
         let Some(wish) = wishes.get_mut(&group) else { return };
         wish.part = (wish.part - scanned).max(0.0);
-        // If nothing can be written back just now, the wish will be uttered again.
+        // If nothing can be written back just now, reclaim asks again.
         wish.bytes = wish.bytes.saturating_sub(if freed > 0 { freed } else { done.bytes });
         if wish.is_fulfilled() {
             wishes.remove(&group);
@@ -323,7 +342,10 @@ mod tests {
         engine.set_writeback(loud.group, false).expect("there");
         fill(&loud);
         assert_eq!((worker.shrink_for_cap(&groups, &mut vain), written(&quiet), low()), (0, 0, 0), "not at once");
-        vain = vain.and_then(|since| since.checked_sub(GIVE_WAY_AFTER));
+        let ago = |time: Duration| Instant::now().checked_sub(time).expect("the machine has run for so long");
+        vain = Some(Vain { first: ago(3 * GIVE_WAY_AFTER), last: ago(2 * GIVE_WAY_AFTER) });
+        assert_eq!((worker.shrink_for_cap(&groups, &mut vain), written(&quiet), low()), (0, 0, 0), "that is long over");
+        vain = Some(Vain { first: ago(GIVE_WAY_AFTER), last: ago(GIVE_WAY_AFTER / 2) });
         assert!(worker.shrink_for_cap(&groups, &mut vain) > 0);
         assert!(written(&quiet) > 0 && low() == 1, "{} {}", written(&quiet), low());
     }
