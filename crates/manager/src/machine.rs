@@ -13,7 +13,7 @@ use uzswap_vm::sys::process::memory_nodes;
 
 use crate::agent_file::PREFIX as AGENT_PREFIX;
 use crate::charge::{Charge, EXHAUSTED_PAUSE, Events};
-use crate::control::{Error, Figures, GroupId, Limit, Machine, Parameter, Parameters};
+use crate::control::{Error, Figures, GroupId, Limit, Machine, MayLeave, Parameter, Parameters};
 use crate::executioner::{self, Manner};
 use crate::jobs::{Jobs, Tenant};
 use crate::kill_queue;
@@ -275,14 +275,10 @@ impl Machine for JobMachine {
         Ok(pids)
     }
 
-    fn group_of(&self, pid: i32) -> Result<GroupId, Error> {
-        self.sessions.charge_of(pid).map(|charge| charge.id).ok_or(Error::NoProcess)
-    }
-
-    fn move_process(&self, pid: i32, group: GroupId) -> Result<(), Error> {
+    fn move_process(&self, pid: i32, group: GroupId, may_leave: &MayLeave<'_>) -> Result<(), Error> {
         let charge = self.charge(group)?;
         let was_frozen = self.sessions.of_pid(pid).is_some_and(|session| session.charge().is_frozen());
-        self.sessions.move_process(pid, &charge)?;
+        self.sessions.move_process(pid, &charge, may_leave)?;
         if let Some(session) = self.sessions.of_pid(pid).filter(|_| was_frozen && !charge.is_frozen()) {
             self.let_fronts_go_on(&charge, vec![session.tenant.clone()]);
         }

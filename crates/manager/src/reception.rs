@@ -214,7 +214,7 @@ impl Reception {
             Call::Joined(session) => self.wait_for(Source::Program(session)),
             Call::Asked(link, session, advise, ticket) => self.advice.add(link, session, &advise, ticket),
             Call::Unmanaged(tenant, process, why) => {
-                unmanaged::report(&tenant, process.as_ref(), &why, self.front_pid);
+                unmanaged::report(&tenant, process.as_deref(), &why, self.front_pid);
             }
             Call::Over => {}
         }

@@ -31,14 +31,16 @@ use uzswap_vm::range::Range;
 use uzswap_vm::space::{Space, Worker};
 use uzswap_vm::sys::link::{Link, Received, is_pidfd, is_userfaultfd, peer_handle};
 use uzswap_vm::sys::pagemap::Pagemap;
-use uzswap_vm::sys::process::{Kinship, Memory, PidFd, ancestors, children, field, has_memory_of, share_memory};
+use uzswap_vm::sys::process::{
+    Kinship, Memory, PidFd, ancestors, children, field, has_memory_of, lineage, share_memory,
+};
 use uzswap_vm::sys::thread::{self, Processor};
 use uzswap_vm::sys::threads::Threads;
 use uzswap_vm::sys::uffd::Uffd;
 use uzswap_vm::visit::Visit;
 
 use crate::charge::Charge;
-use crate::control::{Error, GroupId};
+use crate::control::{Error, GroupId, MayLeave};
 use crate::descriptors;
 use crate::executioner::{Manner, Order};
 use crate::groups::Groups;
@@ -53,7 +55,7 @@ pub struct Session {
     /// The process.
     pub pid: i32,
     /// A handle on it.
-    pub pidfd: PidFd,
+    pub pidfd: Arc<PidFd>,
     /// Its memory.
     pub space: Arc<Space>,
     /// The job that it is of.
@@ -273,7 +275,7 @@ pub enum Call {
     /// A process asks something of its memory and waits for the answer.
     Asked(Link, Arc<Session>, Advise, Option<Ticket>),
     /// A process of a job cannot be managed, for this reason. It is proven to be of the job, or not named.
-    Unmanaged(Arc<Tenant>, Option<PidFd>, String),
+    Unmanaged(Arc<Tenant>, Option<Arc<PidFd>>, String),
     /// Nothing more to do.
     Over,
 }
@@ -349,12 +351,18 @@ impl MovedProcess {
 }
 
 impl List {
+    /// The session of a process that lives: the number of one that has ended may be another's.
+    fn living(&self, pid: i32) -> Option<&Arc<Session>> {
+        self.by_pid.get(&pid).filter(|session| !session.pidfd.has_ended())
+    }
+
     /// Where a living process was moved to.
     fn moved(&self, pid: i32) -> Option<Arc<Charge>> {
         self.moved_if(pid, |_| true)
     }
 
-    /// As [`moved`](Self::moved), for a process of this job only: a process of another may have become the leader of one of its families.
+    /// As [`moved`](Self::moved), for a process of this job only: the process of another may have become the leader of one of its families, or
+    /// have had its number before it.
     fn moved_in(&self, job: Job, pid: i32) -> Option<Arc<Charge>> {
         self.moved_if(pid, |moved| moved.job == job)
     }
@@ -450,7 +458,7 @@ impl Sessions {
     /// Returns the account of a process, if it has a session or was moved, and whether it is under management.
     pub fn whereabouts(&self, pid: i32) -> (Option<Arc<Charge>>, bool) {
         let list = self.list.read();
-        if let Some(session) = list.by_pid.get(&pid) {
+        if let Some(session) = list.living(pid) {
             return (Some(session.charge()), true);
         }
         (list.moved(pid), false)
@@ -522,7 +530,7 @@ impl Sessions {
         let alike = |one: &PidFd, other: &PidFd| share_memory(one.pid()?, other.pid()?).ok();
         let program =
             program.filter(|program| worker.as_ref().and_then(|worker| alike(program, worker)).unwrap_or(false));
-        let process = [program, worker].into_iter().flatten().find_map(|process| proven(&tenant, process));
+        let process = [program, worker].into_iter().flatten().find_map(|process| proven(&tenant, Arc::new(process)));
         let what = match step {
             step::USERFAULTFD => "userfaultfd",
             _ => "pidfd_open",
@@ -539,7 +547,7 @@ impl Sessions {
         let descriptors = std::mem::take(&mut received.descriptors);
         let Ok([uffd, trash, program]) = <[OwnedFd; 3]>::try_from(descriptors) else { return Call::Over };
         let Ok(worker_pid) = link.peer() else { return Call::Over };
-        let pidfd = PidFd::from(program);
+        let pidfd = Arc::new(PidFd::from(program));
         let Some(pid) = pidfd.pid() else { return Call::Over };
         if tenant.owner.is_shunned() {
             let _ = link.send(&[kind::EXIT], None);
@@ -556,16 +564,17 @@ impl Sessions {
                 // Not a worker yet that says goodbye by itself.
                 let _ = link.send(&[kind::EXIT], None);
                 let text = format!("/proc/PID/mem and /proc/PID/pagemap: {error}");
-                let process = peer_handle(&link).ok().and_then(|worker| proven(&tenant, worker));
+                let process = peer_handle(&link).ok().and_then(|worker| proven(&tenant, Arc::new(worker)));
                 return Call::Unmanaged(tenant, process, text);
             }
         };
         let (trash, processor) = (trash.into(), Processor::default());
-        let worker = Worker { link, pid: worker_pid, program: pid, memory, pagemap, hello, trash, processor };
+        let process = pidfd.clone();
+        let worker = Worker { link, pid: worker_pid, program: pid, process, memory, pagemap, hello, trash, processor };
         self.join(tenant, worker, uffd.into(), pidfd)
     }
 
-    fn join(&self, tenant: Arc<Tenant>, worker: Worker, uffd: Uffd, pidfd: PidFd) -> Call {
+    fn join(&self, tenant: Arc<Tenant>, worker: Worker, uffd: Uffd, pidfd: Arc<PidFd>) -> Call {
         let (worker_pid, pid, forked) = (worker.pid, worker.program, worker.hello.forked);
         let (Ok(statm), Ok(threads)) = (File::open(format!("/proc/{worker_pid}/statm")), Threads::open(pid)) else {
             return Call::Over;
@@ -588,8 +597,9 @@ impl Sessions {
         }
         let mut list = self.list.write();
         // It may have been moved since it was asked whose heir it is.
-        let moved = list.moved.remove(&pid).map(|moved| moved.charge);
-        let before = list.by_pid.get(&pid).filter(|session| !session.pidfd.has_ended()).map(|session| session.charge());
+        let moved = list.moved_in(tenant.job, pid);
+        list.moved.remove(&pid);
+        let before = list.living(pid).map(|session| session.charge());
         let charge = moved.or(before).unwrap_or_else(|| self.groups.of_engine(space.account().group()));
         list.next += 1;
         space.charge_to(charge.clone());
@@ -657,10 +667,9 @@ impl Sessions {
     /// The account of a process; None if it is of no job.
     pub fn charge_of(&self, pid: i32) -> Option<Arc<Charge>> {
         let list = self.list.read();
-        let known = list.by_pid.get(&pid).map(|session| session.charge()).or_else(|| list.moved(pid));
+        let known = list.living(pid).map(|session| session.charge()).or_else(|| list.moved(pid));
         drop(list);
-        let tenant = || self.jobs.of_descendant(ancestors(pid).skip(1));
-        known.or_else(|| Some(self.heir_of(&*tenant()?, pid)))
+        known.or_else(|| Some(self.heir_of(&*self.tenant_of(pid)?, pid)))
     }
 
     /// Stops the processes of a group and of those below it, or lets them go on: as the group, or one above it, is frozen or not.
@@ -672,16 +681,29 @@ impl Sessions {
         list.moved.values().filter(|moved| moved.charge.is_below(group)).for_each(Moved::go_on_unless_frozen);
     }
 
-    /// Moves a process of a job to another group: from now on that pays.
+    /// The job that a process is of, by its ancestors.
+    fn tenant_of(&self, pid: i32) -> Option<Arc<Tenant>> {
+        self.jobs.of_descendant(lineage(pid)?.into_iter().skip(1))
+    }
+
+    /// Moves a process of a job to another group, if it may leave the one that it is in: from now on the other pays. All that is said of the
+    /// process is said while it lives: its number may be that of another user's afterwards.
     ///
     /// # Errors
-    /// There is no such process.
-    pub fn move_process(&self, pid: i32, charge: &Arc<Charge>) -> Result<(), Error> {
-        self.leave_children(pid);
+    /// There is no such process, or it may not leave.
+    pub fn move_process(&self, pid: i32, charge: &Arc<Charge>, may_leave: &MayLeave<'_>) -> Result<(), Error> {
+        let process = PidFd::open(pid).map_err(|_| Error::NoProcess)?;
+        let tenant = self.tenant_of(pid).ok_or(Error::NoProcess)?;
+        may_leave(self.charge_of(pid).ok_or(Error::NoProcess)?.id)?;
+        self.leave_children(pid, &tenant);
         let mut list = self.list.write();
-        let Some(session) = list.by_pid.get(&pid) else {
-            let process = PidFd::open(pid).map_err(|_| Error::NoProcess)?;
-            let tenant = self.jobs.of_descendant(ancestors(pid).skip(1)).ok_or(Error::NoProcess)?;
+        // It may have been moved meanwhile.
+        let now = list.living(pid).map(|session| session.charge()).or_else(|| list.moved(pid));
+        now.map_or(Ok(()), |charge| may_leave(charge.id))?;
+        if process.has_ended() {
+            return Err(Error::NoProcess);
+        }
+        let Some(session) = list.living(pid) else {
             let stopped = list.moved.get(&pid).is_some_and(|moved| moved.stopped.load(Relaxed));
             self.note_moved(&mut list, &tenant, process, pid, charge.clone(), stopped);
             list.moved.get(&pid).into_iter().for_each(Moved::go_on_unless_frozen);
@@ -720,15 +742,16 @@ impl Sessions {
 
     /// Has the children of a process that have no session yet stay in its group when it leaves: they would be taken for its heirs
     /// where it is then.
-    fn leave_children(&self, pid: i32) {
+    fn leave_children(&self, pid: i32, tenant: &Tenant) {
         let Some(charge) = self.charge_of(pid) else { return };
-        let Some(tenant) = self.jobs.of_descendant(ancestors(pid).skip(1)) else { return };
         for child in children(pid) {
             let Ok(process) = PidFd::open(child) else { continue };
+            // The child may have ended since it was listed, and its number be another process's.
+            let is_child = Kinship::of(child).is_some_and(|now| now.parent == pid) && !process.has_ended();
             let mut list = self.list.write();
-            let is_known = list.moved(child).is_some() || list.by_pid.contains_key(&child);
-            if !is_known {
-                self.note_moved(&mut list, &tenant, process, child, charge.clone(), false);
+            let is_known = list.moved(child).is_some() || list.living(child).is_some();
+            if is_child && !is_known {
+                self.note_moved(&mut list, tenant, process, child, charge.clone(), false);
             }
         }
     }
@@ -782,7 +805,7 @@ pub fn is_of(tenant: &Tenant, pid: i32) -> bool {
 
 /// Returns the handle if its process is of the job. A client can have a handle on any process of the system, and the number of
 /// a process that has ended may be another's.
-fn proven(tenant: &Tenant, process: PidFd) -> Option<PidFd> {
+fn proven(tenant: &Tenant, process: Arc<PidFd>) -> Option<Arc<PidFd>> {
     let is = process.pid().is_some_and(|pid| is_of(tenant, pid)) && !process.has_ended();
     is.then_some(process)
 }

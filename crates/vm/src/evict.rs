@@ -209,7 +209,9 @@ impl Pager {
         for part in parts {
             let Some(worker) = space.worker() else { return Ok(None) };
             // From the end of one batch to the beginning of the next.
-            let _together = OneProcessor::with(worker.pid, &worker.processor);
+            // The number of a worker that has ended may be another process's.
+            let lives = worker.memory.is_of(worker.pid).unwrap_or(false);
+            let _together = lives.then(|| OneProcessor::with(worker.pid, &worker.processor));
             let mut at = part.start;
             while at < part.end {
                 // What would only be moved out to be put back stays where it is.

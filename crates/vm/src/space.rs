@@ -37,7 +37,7 @@ use crate::staging::Staging;
 use crate::swapin::Readahead;
 use crate::sys::link::Link;
 use crate::sys::pagemap::Pagemap;
-use crate::sys::process::Memory;
+use crate::sys::process::{Memory, PidFd};
 use crate::sys::tether::Tether;
 use crate::sys::thread::Processor;
 use crate::sys::uffd::{FillError, Message, Uffd};
@@ -103,8 +103,10 @@ pub struct Worker {
     pub link: Link,
     /// Its process id; its memory is the program's.
     pub pid: i32,
-    /// The program's process id.
+    /// The program's process id, as long as [`Worker::process`] has not ended.
     pub program: i32,
+    /// A handle on the program's process.
+    pub process: Arc<PidFd>,
     /// That memory.
     pub memory: Memory,
     /// Which of the program's pages are present.
@@ -385,10 +387,10 @@ impl Space {
                 return;
             }
             // Without a descriptor to spare, the guards that are processes remain. A program that has ended needs none.
-            *tether = Tether::new(worker.program)
+            *tether = Tether::new(&worker.process, worker.program)
                 .and_then(|tether| worker.link.send(&[kind::TETHER], Some(tether.far())).map(|()| tether))
                 .ok();
-            tether.as_ref().map(|tether| Arc::new(Heirs::new(tether.hold().clone(), worker.program)))
+            tether.as_ref().map(|tether| Arc::new(Heirs::new(tether.hold().clone(), worker)))
         };
         if heirs.is_some() {
             let inherited = std::mem::replace(&mut self.lock().heirs, heirs);

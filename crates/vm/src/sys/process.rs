@@ -224,6 +224,14 @@ pub fn ancestors(pid: i32) -> impl Iterator<Item = i32> {
     std::iter::successors(Some(pid), |pid| Some(Kinship::of(*pid)?.parent)).take(MOST_ANCESTORS)
 }
 
+/// Returns the same as a list that was true at one moment: while a process says that another is its parent, the number is still that one's.
+/// `None` if they change all the time.
+pub fn lineage(pid: i32) -> Option<Vec<i32>> {
+    const TRIES: u32 = 3;
+    let is_parent = |pair: &[i32]| Kinship::of(pair[0]).is_some_and(|now| now.parent == pair[1]);
+    (0..TRIES).map(|_| ancestors(pid).collect::<Vec<i32>>()).find(|line| line.windows(2).all(is_parent))
+}
+
 /// The children of process `pid`, of all its threads.
 pub fn children(pid: i32) -> Vec<i32> {
     let Ok(threads) = std::fs::read_dir(format!("/proc/{pid}/task")) else { return Vec::new() };

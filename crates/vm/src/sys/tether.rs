@@ -21,6 +21,7 @@ use std::sync::Arc;
 
 use io_uring::{opcode, types};
 
+use super::process::PidFd;
 use super::uffd::{Message, Uffd, decode};
 use super::uring;
 use crate::closing;
@@ -34,8 +35,11 @@ pub struct Line {
 }
 
 impl Line {
-    /// Makes a line to process `pid`, which is not armed yet.
-    pub fn new(pid: i32) -> io::Result<Line> {
+    /// Makes a line to a process, whose number is `pid`. It is not armed yet.
+    ///
+    /// # Errors
+    /// The process has ended, or there is no descriptor left.
+    pub fn new(process: &PidFd, pid: i32) -> io::Result<Line> {
         #[repr(C)]
         struct Owner {
             kind: libc::c_int,
@@ -50,6 +54,10 @@ impl Line {
         unsafe {
             super::check(libc::fcntl(far.as_raw_fd(), F_SETOWN_EX, &raw const owner))?;
             super::check(libc::fcntl(far.as_raw_fd(), F_SETSIG, libc::SIGKILL))?;
+        }
+        // The number may have been another process's by then.
+        if process.has_ended() {
+            return Err(io::Error::from_raw_os_error(libc::ESRCH));
         }
         Ok(Line { near: near.into(), far })
     }
@@ -83,10 +91,13 @@ pub struct Tether {
 }
 
 impl Tether {
-    /// Has process `pid` killed when this process and all that share its descriptors are gone, if [`Tether::far`] is still
-    /// open somewhere then.
-    pub fn new(pid: i32) -> io::Result<Tether> {
-        let (line, hold) = (Line::new(pid)?, Hold::new()?);
+    /// Has a process, whose number is `pid`, killed when this process and all that share its descriptors are gone, if [`Tether::far`] is
+    /// still open somewhere then.
+    ///
+    /// # Errors
+    /// The process has ended, or there is no descriptor left.
+    pub fn new(process: &PidFd, pid: i32) -> io::Result<Tether> {
+        let (line, hold) = (Line::new(process, pid)?, Hold::new()?);
         // Before anything that comes there is signalled.
         send_descriptors(line.near.as_raw_fd(), &[hold.far()])?;
         line.arm()?;
@@ -290,7 +301,11 @@ fn receive_descriptors(socket: RawFd) -> Vec<OwnedFd> {
 mod tests {
     use super::*;
     use std::os::unix::process::ExitStatusExt;
-    use std::process::Command;
+    use std::process::{Child, Command};
+
+    fn process_of(child: &Child) -> PidFd {
+        PidFd::open(child.id() as i32).unwrap()
+    }
 
     fn far_end_alone(line: Line) -> UnixStream {
         // As when the process dies: nothing is undone, and the near end closes.
@@ -304,7 +319,7 @@ mod tests {
     #[test]
     fn the_end_of_the_near_side_kills() {
         let mut child = Command::new("sleep").arg("100").spawn().unwrap();
-        let far = far_end_alone(Tether::new(child.id() as i32).unwrap().line);
+        let far = far_end_alone(Tether::new(&process_of(&child), child.id() as i32).unwrap().line);
         assert_eq!(child.wait().unwrap().signal(), Some(libc::SIGKILL));
         drop(far);
     }
@@ -312,11 +327,22 @@ mod tests {
     #[test]
     fn a_line_that_is_not_armed_kills_nobody() {
         let mut child = Command::new("sleep").arg("100").spawn().unwrap();
-        let far = far_end_alone(Line::new(child.id() as i32).unwrap());
+        let far = far_end_alone(Line::new(&process_of(&child), child.id() as i32).unwrap());
         std::thread::sleep(std::time::Duration::from_millis(100));
         assert!(child.try_wait().unwrap().is_none(), "it was killed");
         drop(far);
         child.kill().and_then(|()| child.wait()).unwrap();
+    }
+
+    #[test]
+    fn there_is_no_line_to_whatever_has_the_number_of_a_process_that_has_ended() {
+        let (mut dead, mut other) =
+            (Command::new("true").spawn().unwrap(), Command::new("sleep").arg("100").spawn().unwrap());
+        let process = process_of(&dead);
+        dead.wait().unwrap();
+        let refused = Line::new(&process, other.id() as i32).map(drop).expect_err("it has ended");
+        assert_eq!(refused.raw_os_error(), Some(libc::ESRCH));
+        other.kill().and_then(|()| other.wait()).unwrap();
     }
 
     #[test]
@@ -425,7 +451,7 @@ mod tests {
     #[test]
     fn what_is_dismissed_lives_on() {
         let mut child = Command::new("sleep").arg("100").spawn().unwrap();
-        let tether = Tether::new(child.id() as i32).unwrap();
+        let tether = Tether::new(&process_of(&child), child.id() as i32).unwrap();
         let far = tether.line.far.try_clone().unwrap();
         drop(tether);
         std::thread::sleep(std::time::Duration::from_millis(100));
