@@ -17,7 +17,7 @@ use crate::heirs::{self, Heirs};
 use crate::inherited;
 use crate::layout;
 use crate::noisy::SETTLES_WITHIN;
-use crate::pager::{NO_ROOM, Pager, read_pages, with_buffer};
+use crate::pager::{NO_ROOM, Pager, with_buffer};
 use crate::range::{Range, RangeSet};
 use crate::refused::{self, Unclear};
 use crate::space::{Fault, Space, State};
@@ -193,8 +193,10 @@ impl Pager {
             let children = said.into_iter().filter_map(Message::into_child).chain([child]);
             return children.for_each(|child| self.forsake(space, state, child));
         }
+        let mut child = Newborn { uffd: child, said };
         let wiped = self.wiped_in_child(state);
-        self.flush_staging(space, state, &child, &wiped);
+        self.flush_staging(space, state, &mut child, &wiped);
+        let Newborn { uffd: child, said } = child;
         let mut inherited = State { unheard: said, ..state.inherit(&self.engine) };
         wiped.iter().for_each(|range| inherited.empty(&self.engine, range));
         let (child, added) = self.register(child, inherited, space.account(), space.owner.clone());
@@ -207,36 +209,68 @@ impl Pager {
 
     /// Stores all staged pages at once, so that a child can share them. What the engine refuses goes to both. A page that cannot be
     /// read is denied to the child: it would read zeros. In `wiped` it reads zeros by rights.
-    fn flush_staging(&self, space: &Space, state: &mut State, child: &Uffd, wiped: &RangeSet) {
+    fn flush_staging(&self, space: &Space, state: &mut State, child: &mut Newborn, wiped: &RangeSet) {
         let staged: Vec<(u32, u64)> = state.staging.iter().collect();
         let Some(worker) = state.worker.clone() else {
-            deny(child, &staged, wiped);
+            deny(&child.uffd, &staged, wiped);
             return;
         };
         for group in staged.chunks(STORE_PAGES) {
             let sequences: Vec<u32> = group.iter().map(|&(sequence, _)| sequence).collect();
             let read = with_buffer(group.len(), |data| {
-                read_pages(&worker, &sequences, data.as_flattened_mut())?;
+                state.read_staged(&worker, &sequences, data)?;
                 let homes = self.homes(space, &worker, &sequences);
                 for ((&(sequence, page), &home), data) in group.iter().zip(&homes).zip(data.iter()) {
                     if let Ok(slot) = self.engine.swap_out(data, home) {
                         state.staging.clear(sequence);
                         state.table.set(page, PageState::Stored(slot));
-                    } else if !wiped.contains(page)
-                        && child.copy(page, data).1.is_some_and(|error| error != FillError::Exists)
-                    {
+                    } else if !wiped.contains(page) && !child.is_given(page, data, state.heirs.as_deref()) {
                         self.host.kill(space.id, "it forked while neither pool nor swap file had room");
-                        deny(child, &[(sequence, page)], wiped);
+                        deny(&child.uffd, &[(sequence, page)], wiped);
                     }
                 }
                 io::Result::Ok(())
             });
             if read.is_err() {
                 self.host.kill(space.id, "a staged page could not be read back");
-                deny(child, group, wiped);
+                deny(&child.uffd, group, wiped);
             }
         }
     }
+}
+
+/// A forked child that is not under management yet.
+struct Newborn {
+    uffd: Uffd,
+    /// What it has said meanwhile.
+    said: Vec<Message>,
+}
+
+impl Newborn {
+    /// Gives the child a page of its parent's. True also where it has none at this place (`MADV_DONTFORK`), or a newer one.
+    fn is_given(&mut self, page: u64, data: &[u8], heirs: Option<&Heirs>) -> bool {
+        /// A child whose threads change its layout without a pause.
+        const PATIENCE: Duration = Duration::from_secs(1);
+        let (begun, mut tries) = (Instant::now(), 0);
+        loop {
+            match self.uffd.copy(page, data).1 {
+                None | Some(FillError::Exists | FillError::Gone) => return true,
+                // What it has moved meanwhile is missing elsewhere.
+                Some(FillError::NotMapped) => return !self.said.iter().any(|message| has_moved(message, page)),
+                Some(FillError::Changing) if begun.elapsed() < PATIENCE => {
+                    // It goes on when its event has been read. An error is told again to the thread that reads next.
+                    let _ = heirs::read(&self.uffd, heirs, &mut self.said, true);
+                    wait_for_program(&self.uffd, &mut tries);
+                }
+                Some(_) => return false,
+            }
+        }
+    }
+}
+
+/// Whether a message tells that `page` has gone elsewhere.
+fn has_moved(message: &Message, page: u64) -> bool {
+    matches!(message, Message::Change(Change::Remap { from, len, .. }) if Range::sized(*from, *len).contains(page))
 }
 
 /// The kernel's word on a program whose events are read.

@@ -15,7 +15,7 @@ use uzswap_proto::{MAX_BATCH_PAGES, Run, STAGING_PAGES, evict, evicted, kind};
 
 use crate::events::wait_for_program;
 use crate::exit_words::tell_heads;
-use crate::pager::{Pager, Progress, read_pages};
+use crate::pager::{Pager, Progress};
 use crate::range::{Range, RangeSet};
 use crate::space::{Request, Space, State, Worker};
 use crate::sys::pagemap::Present;
@@ -449,10 +449,10 @@ impl Pager {
             }
         }
         for &sequence in &refused {
-            let mut data = [0; PAGE_SIZE];
+            let mut data = [[0; PAGE_SIZE]];
             let Some(page) = state.staging.get(sequence) else { continue };
-            read_pages(worker, &[sequence], &mut data)?;
-            if let None | Some(FillError::Exists) = space.uffd.copy(page, &data).1 {
+            state.read_staged(worker, &[sequence], &mut data)?;
+            if let None | Some(FillError::Exists) = space.uffd.copy(page, data.as_flattened()).1 {
                 state.staging.clear(sequence);
                 state.table.set(page, PageState::Resident);
             }

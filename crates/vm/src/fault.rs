@@ -23,7 +23,7 @@ use crate::PAGE;
 use crate::crew::PART;
 use crate::events::{LONGEST_CHANGE, NEVER_SETTLES, wait_for_program};
 use crate::log::log;
-use crate::pager::{Account, Pager, read_pages, with_buffer};
+use crate::pager::{Account, Pager, with_buffer};
 use crate::range::Range;
 use crate::space::{Fault, Outcome, Request, Space, State};
 use crate::swapin::Swapin;
@@ -225,6 +225,11 @@ impl Pager {
                 space.stall(state, fault);
                 let (window, mut pages) = self.wanted(space, state, page);
                 self.pass_over_guards(space, state, &mut pages);
+                if pages.first().is_none_or(|(first, _)| *first != page) {
+                    // A guard lies there by now: the thread finds that out when it is woken.
+                    pass.filled.push(Range::page(page));
+                    return Answer::Done;
+                }
                 if fault.is_the_managers() {
                     // Its neighbours do.
                     pages.truncate(1);
@@ -376,9 +381,9 @@ impl Pager {
         if !pass.admits_for(&fault, space, 1) {
             return Answer::NoRoom;
         }
-        let mut data = [0; PAGE_SIZE];
+        let mut data = [[0; PAGE_SIZE]];
         let worker = state.worker.clone();
-        if worker.is_none_or(|worker| read_pages(&worker, &[sequence], &mut data).is_err()) {
+        if worker.is_none_or(|worker| state.read_staged(&worker, &[sequence], &mut data).is_err()) {
             // Only a process that outlived the program whose memory it shares comes here.
             self.host.kill(space.id, "a staged page could not be read back");
             let thread = fault.tid as i32;
@@ -391,7 +396,7 @@ impl Pager {
             let _ = space.uffd.poison(page);
             return Answer::Done;
         }
-        match space.fill(page, &data).1 {
+        match space.fill(page, data.as_flattened()).1 {
             None => {
                 pass.filled.push(Range::page(page));
                 space.count(|counters| &counters.rescued, 1);

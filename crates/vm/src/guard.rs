@@ -4,7 +4,8 @@
 //!    has guards once more right before it is filled. What is stored
 //!    under a guard page was discarded with it, and is dropped by whatever finds the guard first: a fault nearby, a page-out of the
 //!    range, or the look at everything that is taken every second or less. Guards that libc's `madvise` installs are announced: the
-//!    agent discards their range once more by a call that sends an event.
+//!    agent discards their range once more by a call that sends an event; or, if the call came to an error, and only some of the pages may be
+//!    guards, has the manager look for them.
 //! 2. A forked child inherits nothing of a mapping with `MADV_WIPEONFORK`. The mappings' flags tell, whichever call has set them.
 
 use std::time::{Duration, Instant};
@@ -40,10 +41,10 @@ impl Pager {
         found.first().map_or(pages.len(), |guard| pages.partition_point(|(page, _)| *page < guard.start))
     }
 
-    /// Takes those of `pages` out that a guard lies over now, and drops what is stored under it. The first is wanted by a thread
-    /// that the kernel has let pass.
+    /// Takes those of `pages` out that a guard lies over now, and drops what is stored under it. That may be the first, although the kernel
+    /// has let a thread pass that wants it: the guard came later. One page alone is looked at only where there have been guards.
     pub(crate) fn pass_over_guards(&self, space: &Space, state: &mut State, pages: &mut Vec<(u64, Slot)>) {
-        if pages.len() < 2 {
+        if pages.len() < 2 && !state.has_guards {
             return;
         }
         let (Some((first, last)), Some(worker)) = (bounds(pages), state.worker.clone()) else { return };
@@ -72,6 +73,20 @@ impl Pager {
             at = end;
         }
         Some(any)
+    }
+
+    /// Drops what is kept under the guards of `range`, where a program may have installed some. Tells whether that is done; if not, as the
+    /// layout is changing, it is to be called again.
+    pub fn find_guards(&self, space: &Space, range: Range) -> bool {
+        let _visit = space.visit();
+        let Some(worker) = space.worker() else { return true };
+        let mut state = space.lock();
+        self.drain(space, &mut state);
+        let parts = state.registered.within(range);
+        let is_done = parts.into_iter().all(|part| self.drop_guarded(space, &mut state, &worker, part).is_some());
+        drop(state);
+        self.service(space);
+        is_done
     }
 
     /// Searches the memory of a process for guards that lie over contents, if that was not done a moment ago. To be called in

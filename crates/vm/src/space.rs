@@ -18,7 +18,7 @@ use std::sync::{Arc, LazyLock, Weak};
 use std::time::{Duration, Instant};
 
 use parking_lot::{Mutex, MutexGuard, RwLock};
-use uzswap_engine::{Slot, Zswap};
+use uzswap_engine::{Page, Slot, Zswap};
 use uzswap_proto::{Hello, Nonce, STAGING_PAGES, kind};
 
 use crate::PAGE;
@@ -217,6 +217,8 @@ pub(crate) struct State {
     /// Whether this is a forked child of which no fault has been answered.
     pub is_new: bool,
     pub staging: Staging,
+    /// The program has discarded, moved or unmapped what waited in the staging area.
+    pub has_lost_places: bool,
     pub request: Option<Request>,
     pub removals: Removals,
     /// Messages that were read before there was anybody to hear them.
@@ -600,10 +602,41 @@ impl State {
     /// Applies a change of the layout.
     pub fn apply(&mut self, engine: &Zswap, change: Change) {
         match change {
-            Change::Unmap(range) => self.forget(engine, range),
-            Change::Remap { from, to, len } => self.remap(engine, from, to, len),
-            Change::Remove(range) => self.empty(engine, range),
+            Change::Unmap(range) => {
+                self.note_lost_places(range);
+                self.forget(engine, range);
+            }
+            Change::Remap { from, to, len } => {
+                self.note_lost_places(Range::sized(from, len));
+                self.remap(engine, from, to, len);
+            }
+            Change::Remove(range) => {
+                self.note_lost_places(range);
+                self.empty(engine, range);
+            }
         }
+    }
+
+    /// Notes if the program has taken away what waits in the staging area.
+    fn note_lost_places(&mut self, range: Range) {
+        let Some(worker) = self.worker.as_ref().filter(|worker| worker.staging().overlaps(range)) else { return };
+        self.has_lost_places |= self.staging.iter().any(|(sequence, _)| range.contains(worker.staging_page(sequence)));
+    }
+
+    /// Reads staged pages, with the state locked. It does not wait for a page that is missing, as other threads of the manager would have to
+    /// answer. What the program has given to the kernel with `MADV_FREE` the kernel takes from the staging area, too, without an event: it
+    /// reads as zeros.
+    pub fn read_staged(&self, worker: &Worker, sequences: &[u32], data: &mut [Page]) -> io::Result<()> {
+        for (&sequence, data) in sequences.iter().zip(data) {
+            let page = worker.staging_page(sequence);
+            if let Err(error) = worker.memory.read(&[Range::page(page)], data) {
+                if self.has_lost_places || !worker.pagemap.is_absent(page)? {
+                    return Err(error);
+                }
+                data.fill(0);
+            }
+        }
+        Ok(())
     }
 
     /// Lets go of the contents of all pages of `range`.
@@ -627,6 +660,7 @@ impl State {
         let (old, new) = (Range::sized(from, len), Range::sized(to, len));
         let taken = self.table.take(old);
         self.huge.forget(old);
+        self.removals.take_sentinels(old);
         let moved = |set: &RangeSet| -> Vec<Range> {
             set.within(old).into_iter().map(|r| Range::sized(r.start - from + to, r.len())).collect()
         };
