@@ -39,6 +39,15 @@ def discards_that_overlap(context: Context, test):
         yield Result(f"discards: {how}", result.ok, result.detail)
 
 
+@test("lone-child", 90, beside=True)
+def children_without_a_worker(context: Context, test):
+    """Forked children without a worker find guards, what was left out of the fork or wiped, and what a refused call leaves, as they are to."""
+    for how in ("filter", "bare"):
+        for what in ("dontfork", "guards", "removed", "refused", "wiped"):
+            result = run_program(context, test, "lonechild", "children found what is right", how, what, limit="16M")
+            yield Result(f"lone-child: {how} {what}", result.ok, result.detail)
+
+
 @test("lazyfree", 60, beside=True)
 def freed_lazily(context: Context, test):
     """The kernel takes memory that was given to it with MADV_FREE, after it was moved out: it reads as zeros, also in forked children."""

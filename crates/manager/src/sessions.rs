@@ -557,7 +557,7 @@ impl Sessions {
         let _visit = Visit::of_process(pid, &tenant.owner);
         // The memory is opened last: what was opened before it may be of an earlier one, but never of a later one.
         let opened = Pagemap::open(worker_pid)
-            .and_then(|pagemap| Ok((pagemap, Memory::open(worker_pid, hello.staging_proof())?)));
+            .and_then(|pagemap| Ok((Arc::new(pagemap), Memory::open(worker_pid, hello.staging_proof())?)));
         let (pagemap, memory) = match opened {
             Ok(opened) => opened,
             Err(error) => {

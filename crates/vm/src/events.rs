@@ -21,8 +21,9 @@ use crate::pager::{NO_ROOM, Pager, with_buffer};
 use crate::range::{Range, RangeSet};
 use crate::refused::{self, Unclear};
 use crate::space::{Fault, Space, State};
+use crate::sys::smaps::{self, NotInherited};
 use crate::sys::uffd::{FillError, Message, Probe, Uffd};
-use crate::sys::{limits, process, smaps};
+use crate::sys::{limits, process};
 use crate::table::PageState;
 
 /// The longest time that the manager waits for the layout of a process to settle, so that it can order what was read or answer a fault.
@@ -194,11 +195,14 @@ impl Pager {
             return children.for_each(|child| self.forsake(space, state, child));
         }
         let mut child = Newborn { uffd: child, said };
-        let wiped = self.wiped_in_child(state);
+        let heirs = state.heirs.clone();
+        let inherited = |address| was_inherited(&child.uffd, address, &mut child.said, heirs.as_deref());
+        let NotInherited { wiped, left_out } = self.not_inherited(state, inherited);
         self.flush_staging(space, state, &mut child, &wiped);
         let Newborn { uffd: child, said } = child;
         let mut inherited = State { unheard: said, ..state.inherit(&self.engine) };
         wiped.iter().for_each(|range| inherited.empty(&self.engine, range));
+        left_out.iter().for_each(|range| inherited.forget(&self.engine, range));
         let (child, added) = self.register(child, inherited, space.account(), space.owner.clone());
         state.heirs.iter().for_each(|heirs| heirs.note(&child));
         child.noise.inherit(&space.noise);
@@ -279,6 +283,12 @@ struct Asked<'a> {
     state: &'a State,
 }
 
+impl Asked<'_> {
+    fn program(&self) -> Option<i32> {
+        self.state.program.or(self.state.identity.as_ref().map(|identity| identity.pid))
+    }
+}
+
 impl refused::Kernel for Asked<'_> {
     fn ask(&self, page: u64) -> Probe {
         self.space.uffd.is_watched(page)
@@ -289,19 +299,19 @@ impl refused::Kernel for Asked<'_> {
     }
 
     fn has_page(&self, range: Range) -> bool {
-        let worker = self.state.worker.as_ref();
-        worker.and_then(|worker| worker.pagemap.present(range, 1).ok()).is_some_and(|present| !present.runs.is_empty())
+        let present = self.state.pagemap().and_then(|pagemap| pagemap.present(range, 1).ok());
+        present.is_some_and(|present| !present.runs.is_empty())
     }
 
     fn begins_mapping(&self, at: u64) -> bool {
-        let mappings = self.state.worker.as_ref().and_then(|worker| layout::all(worker.pid).ok()).unwrap_or_default();
+        let mappings = self.state.processes().find_map(|pid| layout::all(pid).ok()).unwrap_or_default();
         mappings.binary_search_by_key(&at, |mapping| mapping.start).is_ok()
     }
 
     fn may_refuse(&self, range: Range) -> bool {
         let is_sealed = |pid| smaps::sealed(pid).is_ok_and(|sealed| sealed.overlaps(range));
         limits::is_beyond_machine(range.len())
-            || self.state.program.is_some_and(|pid| limits::may_refuse(pid, range.len()) || is_sealed(pid))
+            || self.program().is_some_and(|pid| limits::may_refuse(pid, range.len()) || is_sealed(pid))
     }
 }
 

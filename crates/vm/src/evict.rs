@@ -19,7 +19,6 @@ use crate::pager::{Pager, Progress};
 use crate::range::{Range, RangeSet};
 use crate::space::{Request, Space, State, Worker};
 use crate::sys::pagemap::Present;
-use crate::sys::thread::OneProcessor;
 use crate::sys::uffd::{FillError, Probe};
 use crate::table::{PageState, STATE_BITS};
 use crate::{PAGE, layout, visit};
@@ -209,9 +208,7 @@ impl Pager {
         for part in parts {
             let Some(worker) = space.worker() else { return Ok(None) };
             // From the end of one batch to the beginning of the next.
-            // The number of a worker that has ended may be another process's.
-            let lives = worker.memory.is_of(worker.pid).unwrap_or(false);
-            let _together = lives.then(|| OneProcessor::with(worker.pid, &worker.processor));
+            let _together = worker.together();
             let mut at = part.start;
             while at < part.end {
                 // What would only be moved out to be put back stays where it is.
@@ -226,7 +223,7 @@ impl Pager {
                     at = present.end;
                     for guard in present.guards {
                         // Where the layout is changing, the next search finds it again.
-                        self.drop_guarded(space, &mut space.lock(), &worker, guard);
+                        self.drop_guarded(space, &mut space.lock(), &worker.pagemap, guard);
                     }
                     if self.evict_runs(space, &worker, &present.runs, false)?.is_none() {
                         return Ok(None);
@@ -463,7 +460,7 @@ impl Pager {
 
     /// Sends a request to the worker, which has been recorded in the state, and applies the answer.
     pub(crate) fn talk(&self, space: &Space, worker: &Worker, words: &[u64]) -> Talk {
-        let _together = OneProcessor::with(worker.pid, &worker.processor);
+        let _together = worker.together();
         match worker.link.send(words, None) {
             Ok(()) => self.listen(space, worker, space.owner.patience()),
             Err(_) => self.lose_worker(space),

@@ -204,7 +204,7 @@ impl Pager {
     fn answer(&self, space: &Space, state: &mut State, pass: &mut Pass, fault: &mut Fault) -> Answer {
         let page = fault.page;
         if state.worker.is_none() && state.beacon == Some(page) {
-            return self.answer_beacon(space, state, pass, page);
+            return self.answer_beacon(space, state, pass, fault);
         }
         if !state.removals.is_empty() {
             // All that a fault may bring. What else is brought keeps a removal waiting longer than it must, no more.
@@ -223,6 +223,7 @@ impl Pager {
             }
             PageState::Stored(_) => {
                 space.stall(state, fault);
+                self.identify(space, state, fault.tid);
                 let (window, mut pages) = self.wanted(space, state, page);
                 self.pass_over_guards(space, state, &mut pages);
                 if pages.first().is_none_or(|(first, _)| *first != page) {
@@ -349,12 +350,16 @@ impl Pager {
     }
 
     /// Tells a forked child, which asks by a touch of its beacon, the number under which its worker can claim this address space.
-    fn answer_beacon(&self, space: &Space, state: &mut State, pass: &mut Pass, page: u64) -> Answer {
+    fn answer_beacon(&self, space: &Space, state: &mut State, pass: &mut Pass, fault: &Fault) -> Answer {
+        let page = fault.page;
         let Ok(nonce) = nonce() else { return Answer::Unsettled };
         self.name_child(space, state, nonce);
         match space.fill(page, &page_of(&beacon::words(nonce))).1 {
             Some(error) => Answer::from(self.after_failed_fill(space, state, page, error)),
             None => {
+                if fault.write {
+                    self.identify(space, state, fault.tid);
+                }
                 pass.filled.push(Range::page(page));
                 Answer::Done
             }

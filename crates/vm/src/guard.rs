@@ -6,7 +6,8 @@
 //!    range, or the look at everything that is taken every second or less. Guards that libc's `madvise` installs are announced: the
 //!    agent discards their range once more by a call that sends an event; or, if the call came to an error, and only some of the pages may be
 //!    guards, has the manager look for them.
-//! 2. A forked child inherits nothing of a mapping with `MADV_WIPEONFORK`. The mappings' flags tell, whichever call has set them.
+//! 2. A forked child inherits nothing of a mapping with `MADV_WIPEONFORK`, and not the mapping with `MADV_DONTFORK`. The mappings' flags tell,
+//!    whichever call has set them; of the latter the child's own memory, too.
 
 use std::time::{Duration, Instant};
 
@@ -16,7 +17,8 @@ use crate::PAGE;
 use crate::pager::Pager;
 use crate::range::{Range, RangeSet};
 use crate::space::{Space, State, Worker};
-use crate::sys::smaps;
+use crate::sys::pagemap::Pagemap;
+use crate::sys::smaps::{self, NotInherited};
 use crate::table::PageState;
 
 /// How often all memory is searched for guard pages, at most; and how many times as long as a search there is none.
@@ -26,8 +28,8 @@ const REST: u32 = 100;
 impl Pager {
     /// The first guard page of a range, if it is more than a page.
     pub(crate) fn first_guard(&self, state: &State, range: Range) -> Option<u64> {
-        let worker = state.worker.as_ref().filter(|_| range.len() > PAGE)?;
-        worker.pagemap.guards(range).0.first().map(|guard| guard.start)
+        let pagemap = state.pagemap().filter(|_| range.len() > PAGE)?;
+        pagemap.guards(range).0.first().map(|guard| guard.start)
     }
 
     /// Returns how many of `pages`, neighbours that are about to be filled, lie before the first guard. They were searched before they
@@ -36,8 +38,8 @@ impl Pager {
         if !state.has_guards {
             return pages.len();
         }
-        let (Some((first, last)), Some(worker)) = (bounds(pages), &state.worker) else { return pages.len() };
-        let (found, _) = worker.pagemap.guards(Range::new(first, last + PAGE));
+        let (Some((first, last)), Some(pagemap)) = (bounds(pages), state.pagemap()) else { return pages.len() };
+        let (found, _) = pagemap.guards(Range::new(first, last + PAGE));
         found.first().map_or(pages.len(), |guard| pages.partition_point(|(page, _)| *page < guard.start))
     }
 
@@ -47,8 +49,8 @@ impl Pager {
         if pages.len() < 2 && !state.has_guards {
             return;
         }
-        let (Some((first, last)), Some(worker)) = (bounds(pages), state.worker.clone()) else { return };
-        match self.drop_guarded(space, state, &worker, Range::new(first, last + PAGE)) {
+        let (Some((first, last)), Some(pagemap)) = (bounds(pages), state.pagemap()) else { return };
+        match self.drop_guarded(space, state, &pagemap, Range::new(first, last + PAGE)) {
             Some(false) => {}
             Some(true) => pages.retain(|(page, slot)| state.table.get(*page) == PageState::Stored(*slot)),
             None => pages.truncate(1),
@@ -57,10 +59,16 @@ impl Pager {
 
     /// Drops what is kept under the guards of `range`; tells whether there were guards. `None` if the layout is changing: then
     /// the guards may lie where other contents were when the last event was read, and nothing is dropped.
-    pub(crate) fn drop_guarded(&self, space: &Space, state: &mut State, worker: &Worker, range: Range) -> Option<bool> {
+    pub(crate) fn drop_guarded(
+        &self,
+        space: &Space,
+        state: &mut State,
+        pagemap: &Pagemap,
+        range: Range,
+    ) -> Option<bool> {
         let (mut at, mut any) = (range.start, false);
         while at < range.end {
-            let (found, end) = worker.pagemap.guards(Range::new(at, range.end));
+            let (found, end) = pagemap.guards(Range::new(at, range.end));
             if !found.is_empty() && space.uffd.is_changing() {
                 return None;
             }
@@ -79,11 +87,11 @@ impl Pager {
     /// layout is changing, it is to be called again.
     pub fn find_guards(&self, space: &Space, range: Range) -> bool {
         let _visit = space.visit();
-        let Some(worker) = space.worker() else { return true };
         let mut state = space.lock();
+        let Some(pagemap) = state.pagemap() else { return true };
         self.drain(space, &mut state);
         let parts = state.registered.within(range);
-        let is_done = parts.into_iter().all(|part| self.drop_guarded(space, &mut state, &worker, part).is_some());
+        let is_done = parts.into_iter().all(|part| self.drop_guarded(space, &mut state, &pagemap, part).is_some());
         drop(state);
         self.service(space);
         is_done
@@ -106,7 +114,7 @@ impl Pager {
                     self.drain(space, &mut state);
                     for guard in found {
                         // Where the layout is changing, the next search finds them again.
-                        self.drop_guarded(space, &mut state, worker, guard);
+                        self.drop_guarded(space, &mut state, &worker.pagemap, guard);
                     }
                     drop(state);
                     // What was read besides the changes: the eviction that follows may come to nothing.
@@ -122,14 +130,24 @@ impl Pager {
         space.lock().search_guards_at = Some(Instant::now() + rest);
     }
 
-    /// What a child that was just forked finds empty. Asked only if something is stored that the child could find there.
-    pub(crate) fn wiped_in_child(&self, state: &State) -> RangeSet {
+    /// What a child that was just forked finds empty, and what it does not find. Asked only if something is stored that the child could find
+    /// there. `was_inherited` tells whether the child has inherited an address.
+    pub(crate) fn not_inherited(
+        &self,
+        state: &State,
+        mut was_inherited: impl FnMut(u64) -> Option<bool>,
+    ) -> NotInherited {
         if state.table.iter().next().is_none() {
-            return RangeSet::default();
+            return NotInherited::default();
         }
-        // The worker may have been killed, or the program have ended: each has the same memory.
-        let processes = state.worker.iter().map(|worker| worker.pid).chain(state.program);
-        processes.filter_map(|pid| smaps::wiped_on_fork(pid).ok()).next().unwrap_or_default()
+        let read = state.processes().find_map(|pid| smaps::not_inherited(pid).ok());
+        let NotInherited { wiped, left_out } = read.unwrap_or_default();
+        // The parent goes on meanwhile, and may have changed this since the fork.
+        let mut is_missing =
+            |range: &Range| state.registered.overlaps(*range) && was_inherited(range.start) == Some(false);
+        let mut missing = RangeSet::default();
+        left_out.iter().filter(&mut is_missing).for_each(|range| missing.insert(range));
+        NotInherited { wiped, left_out: missing }
     }
 }
 

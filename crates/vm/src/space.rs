@@ -27,6 +27,7 @@ use crate::exit_words::ExitWords;
 use crate::heat::Heat;
 use crate::heirs::{Heirs, MOMENT};
 use crate::huge::HugePages;
+use crate::identity::Identity;
 use crate::layout;
 use crate::noisy::Noise;
 use crate::owner::{Counted, LEFT_ALONE, Owner};
@@ -39,7 +40,7 @@ use crate::sys::link::Link;
 use crate::sys::pagemap::Pagemap;
 use crate::sys::process::{Memory, PidFd};
 use crate::sys::tether::Tether;
-use crate::sys::thread::Processor;
+use crate::sys::thread::{OneProcessor, Processor};
 use crate::sys::uffd::{FillError, Message, Uffd};
 use crate::table::{PageState, PageTable};
 use crate::traffic::Traffic;
@@ -110,7 +111,7 @@ pub struct Worker {
     /// That memory.
     pub memory: Memory,
     /// Which of the program's pages are present.
-    pub pagemap: Pagemap,
+    pub pagemap: Arc<Pagemap>,
     /// Where its areas are.
     pub hello: Hello,
     /// Held so that the trash area stays watched.
@@ -128,6 +129,12 @@ impl Drop for Worker {
 }
 
 impl Worker {
+    /// Has the worker go on where the calling thread runs, as long as this lives.
+    pub(crate) fn together(&self) -> Option<OneProcessor> {
+        // The number of a worker that has ended may be another process's.
+        OneProcessor::with(self.pid, &self.processor, || self.memory.is_of(self.pid).unwrap_or(false))
+    }
+
     /// The address of the page of the staging area that `sequence` stands for.
     pub(crate) fn staging_page(&self, sequence: u32) -> u64 {
         self.hello.staging + u64::from(sequence) % STAGING_PAGES as u64 * PAGE
@@ -204,6 +211,9 @@ pub(crate) struct State {
     pub worker: Option<Arc<Worker>>,
     /// The program's process id, as its worker has proven it. Known also when the worker is gone.
     pub program: Option<i32>,
+    /// A forked child that has no worker, as far as it is known which process that is; and how often it was looked for.
+    pub identity: Option<Identity>,
+    pub looks_for_identity: u32,
     /// Where a child of this process asks which userfaultfd is its own.
     pub beacon: Option<u64>,
     /// What a child was told there that has no worker yet.
@@ -615,6 +625,18 @@ impl State {
                 self.empty(engine, range);
             }
         }
+    }
+
+    /// The page tables of the program.
+    pub fn pagemap(&self) -> Option<Arc<Pagemap>> {
+        let of_worker = self.worker.as_ref().map(|worker| &worker.pagemap);
+        of_worker.or(self.identity.as_ref().map(|identity| &identity.pagemap)).cloned()
+    }
+
+    /// Processes that have, or had, the program's memory: its worker may have been killed, or the program have ended.
+    pub fn processes(&self) -> impl Iterator<Item = i32> + '_ {
+        let identity = self.identity.as_ref().map(|identity| identity.pid);
+        self.worker.iter().map(|worker| worker.pid).chain(self.program).chain(identity)
     }
 
     /// Notes if the program has taken away what waits in the staging area.

@@ -216,6 +216,11 @@ pub fn ticks_ago(time: Duration) -> u64 {
     then.as_millis() as u64 * clock_ticks_per_second() / 1000
 }
 
+/// Returns the process that a thread is of. `None` if there is no such thread.
+pub fn process_of(thread: i32) -> Option<i32> {
+    field(&std::fs::read_to_string(format!("/proc/{thread}/status")).ok()?, "Tgid:")?.parse().ok()
+}
+
 /// How far up a process's ancestors are looked at.
 const MOST_ANCESTORS: usize = 64;
 

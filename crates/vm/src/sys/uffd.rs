@@ -317,9 +317,12 @@ impl Uffd {
 
     /// As [`read`](Self::read), where the kernel cannot be told not to wait: before Linux 6.10, and for the userfaultfd of a forked child.
     fn read_if_readable(&self, messages: &mut Vec<Message>) -> io::Result<bool> {
-        if !self.is_readable() {
-            return Ok(true);
-        }
+        if self.is_readable() { self.read_waiting(messages) } else { Ok(true) }
+    }
+
+    /// As [`read`](Self::read), but if nothing is there and the process has cleared `O_NONBLOCK` it waits, until the thread is interrupted
+    /// ([`interrupt`](super::thread::interrupt)). Nothing else ends the wait, not even the death of the process.
+    fn read_waiting(&self, messages: &mut Vec<Message>) -> io::Result<bool> {
         let mut raw = [[0u64; 4]; AT_ONCE];
         // SAFETY: the buffer is as long as said; a message is 32 bytes.
         let count = unsafe { libc::read(self.as_raw_fd(), raw.as_mut_ptr().cast(), size_of_val(&raw)) };
@@ -330,7 +333,8 @@ impl Uffd {
     fn take(raw: &[[u64; 4]; AT_ONCE], count: isize, messages: &mut Vec<Message>) -> io::Result<bool> {
         if count < 0 {
             let error = io::Error::last_os_error();
-            return if error.kind() == io::ErrorKind::WouldBlock { Ok(true) } else { Err(error) };
+            let is_empty = matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted);
+            return if is_empty { Ok(true) } else { Err(error) };
         }
         let count = count as usize / 32;
         messages.extend(raw[..count].iter().filter_map(decode));
@@ -407,6 +411,7 @@ pub(super) fn decode(raw: &[u64; 4]) -> Option<Message> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::sys::thread;
 
     #[test]
     fn a_userfaultfd_without_nonblock_holds_no_thread_that_reads_it() {
@@ -421,5 +426,18 @@ mod tests {
         let mut messages = Vec::new();
         assert!(uffd.read(&mut messages).unwrap() && messages.is_empty());
         assert!(uffd.read_if_readable(&mut messages).unwrap() && messages.is_empty());
+        // As if another thread had read what was there.
+        let (said, heard) = std::sync::mpsc::channel();
+        let reader = std::thread::spawn(move || {
+            thread::allow_interruption();
+            said.send(thread::own_id()).unwrap();
+            assert!(uffd.read_waiting(&mut messages).unwrap() && messages.is_empty());
+        });
+        let id = heard.recv().unwrap();
+        while !reader.is_finished() {
+            thread::interrupt(id);
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        reader.join().unwrap();
     }
 }
