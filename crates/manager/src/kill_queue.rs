@@ -176,7 +176,7 @@ mod tests {
     use crate::executioner::Manner;
 
     fn order(user: u32, token: u64) -> Order {
-        Order::new(Manner::AtOnce, Job { name: 1, token }, None, &[], &[]).of_user(user)
+        Order::new(Manner::AtOnce, Job { name: 1, token }, None, Vec::new(), &[]).of_user(user)
     }
 
     #[test]

@@ -204,7 +204,7 @@ enum Source {
 impl Manager {
     fn start(setup: Setup) -> std::io::Result<Manager> {
         let Setup { config, name, listeners, door, swap, agent, front, front_pid, bell, serves } = setup;
-        memory::raise_descriptor_limit();
+        memory::raise_descriptor_limit(descriptors::OF_GUARD);
         // Without the right to lock memory the manager works, but may be paged itself; `doctor` says so.
         let _ = memory::lock_all();
         let max_pool_bytes = pool_cap(&config, swap.is_some());

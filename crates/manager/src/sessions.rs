@@ -444,10 +444,10 @@ impl Sessions {
     /// Returns an order to kill a job, in which its processes that are under management and their workers are known.
     pub fn kill_order(&self, manner: Manner, job: Job, spared: &[i32]) -> Order {
         let sessions = self.of_job(job);
-        let living = sessions.iter().filter(|session| !session.pidfd.has_ended());
-        let workers: Vec<(i32, i32)> = living.map(|session| (session.pid, session.worker_pid)).collect();
-        let known: Vec<i32> = workers.iter().map(|(program, _)| *program).collect();
-        Order::new(manner, job, None, &known, spared).with_workers(&workers)
+        let living = sessions.iter().filter_map(|session| Some((session, session.pidfd.identity()?)));
+        let (workers, known): (Vec<_>, Vec<_>) =
+            living.map(|(session, identity)| ((session.pid, session.worker_pid), (session.pid, identity))).unzip();
+        Order::new(manner, job, None, known, spared).with_workers(&workers)
     }
 
     /// Returns the session of process `pid`.

@@ -244,10 +244,10 @@ pub fn report(tenant: &Tenant, process: Option<&PidFd>, why: &str, guard: i32) {
             tenant.tell(&format!("error: {name} cannot be managed ({why}), which --require forbids"));
         }
         // With all others, so that none of them sees it die and does something about it.
-        let known: Vec<i32> = process.and_then(PidFd::pid).into_iter().collect();
+        let known = process.and_then(|process| Some((process.pid()?, process.identity()?))).into_iter().collect();
         let spared = [std::process::id() as i32, guard];
         // Its workers need not outlive their programs: this process, the manager, goes on.
-        let order = Order::new(Manner::AtOnce, tenant.job, None, &known, &spared).with_workers(&[]);
+        let order = Order::new(Manner::AtOnce, tenant.job, None, known, &spared).with_workers(&[]);
         kill_queue::add(order.of_user(tenant.uid));
     } else if is_first {
         tenant.tell(&format!("warning: {name} runs unmanaged: {why}; `uzswap doctor` may tell how to mend it"));

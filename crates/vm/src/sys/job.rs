@@ -177,6 +177,12 @@ pub fn collect_child() -> Option<(i32, Child)> {
     Some((pid, news))
 }
 
+/// Collects the child `pid`, if it is one and has ended.
+pub fn collect_dead_child(pid: i32) {
+    // SAFETY: no pointers: the status is not wanted.
+    unsafe { libc::waitpid(pid, std::ptr::null_mut(), libc::WNOHANG | libc::__WALL) };
+}
+
 /// A random number from the kernel.
 pub fn random() -> io::Result<u64> {
     let mut number = [0];

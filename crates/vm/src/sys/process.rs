@@ -198,7 +198,22 @@ pub struct Kinship {
 impl Kinship {
     /// Of process `pid`; `None` if there is none, or it is not to be seen from here.
     pub fn of(pid: i32) -> Option<Kinship> {
-        let text = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+        Kinship::read(pid).ok().flatten()
+    }
+
+    /// As [`of`](Kinship::of).
+    ///
+    /// # Errors
+    /// This process is short of descriptors or memory ([`is_shortage`]): there may be such a process.
+    pub fn read(pid: i32) -> io::Result<Option<Kinship>> {
+        match std::fs::read_to_string(format!("/proc/{pid}/stat")) {
+            Ok(text) => Ok(Kinship::parse(&text)),
+            Err(error) if is_shortage(&error) => Err(error),
+            Err(_) => Ok(None),
+        }
+    }
+
+    fn parse(text: &str) -> Option<Kinship> {
         // The name before may hold anything.
         let (_, rest) = text.rsplit_once(')')?;
         let mut fields = rest.split_ascii_whitespace();
@@ -207,6 +222,11 @@ impl Kinship {
         let (parent, group, session) = (number()?, number()?, number()?);
         Some(Kinship { parent, group, session, has_ended, started: fields.nth(15)?.parse().ok()? })
     }
+}
+
+/// Whether a call failed because this process, or the system, is short of descriptors or memory.
+pub fn is_shortage(error: &io::Error) -> bool {
+    matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE | libc::ENOMEM))
 }
 
 /// Returns the time so long ago, in the clock ticks of [`Kinship::started`].
@@ -305,6 +325,15 @@ fn flags(task: &Path) -> Option<u64> {
     text.rsplit_once(')')?.1.split_ascii_whitespace().nth(6)?.parse().ok()
 }
 
+/// What tells a process from those that have its number later. It takes no descriptor, as a handle does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Identity {
+    /// As [`PidFd::inode`] gives it.
+    Inode(u64),
+    /// When it started, in clock ticks: before Linux 6.9.
+    Started(u64),
+}
+
 /// A handle on a process that is not fooled by its number being used again.
 #[derive(Debug)]
 pub struct PidFd(OwnedFd);
@@ -343,6 +372,28 @@ impl PidFd {
         const PIDFS: u64 = 0x5049_4446;
         let is_own = rustix::fs::fstatfs(&self.0).is_ok_and(|system| system.f_type as u64 == PIDFS);
         rustix::fs::fstat(&self.0).ok().filter(|_| is_own).map(|stat| stat.st_ino)
+    }
+
+    /// What the process can be known by when this handle is closed; `None` if it has ended, or is not to be seen from here.
+    pub fn identity(&self) -> Option<Identity> {
+        let identity = match self.inode() {
+            Some(inode) => Identity::Inode(inode),
+            None => Identity::Started(Kinship::of(self.pid()?)?.started),
+        };
+        // Then the number was the process's when it was looked at.
+        (!self.has_ended()).then_some(identity)
+    }
+
+    /// Opens a handle on the process that had this number and this identity.
+    ///
+    /// # Errors
+    /// [`is_shortage`], or the process has ended.
+    pub fn open_known(pid: i32, identity: Identity) -> io::Result<PidFd> {
+        let handle = PidFd::open(pid)?;
+        match handle.identity() {
+            Some(found) if found == identity => Ok(handle),
+            _ => Err(io::Error::from_raw_os_error(libc::ESRCH)),
+        }
     }
 
     /// Sends a signal. A process that is gone is an error, ESRCH.
