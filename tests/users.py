@@ -2,6 +2,7 @@
 environment, a setuid program."""
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -9,8 +10,10 @@ import time
 
 import harness
 from behaviour import check, unless, wait_until
+from control import WRITE, besiege, request
 from daemon import NOBODY, Daemon, open_daemon, whole
 from holders import Mute
+from hostile import become, delays_of
 from suite import MIB, Context, complaint, need_root, test
 
 # Reads 20 MiB of its own again and again for so many seconds, all of which must be right; says how long the slowest pass took.
@@ -112,6 +115,55 @@ def environment_end(context: Context, test):
             job.kill()
         if daemon:
             yield check(f"hostile-environment-end: {what}, nothing left", *daemon.is_gone())
+
+
+# Touches all of 48 MiB without a pause.
+TOUCHES = """
+import os
+memory = bytearray(os.urandom(48 << 20))
+print("ready", flush=True)
+while True:
+    memory[::4096] = bytes(len(memory) // 4096)
+"""
+
+
+@test("hostile-reclaim", 90)
+def reclaim(context: Context, test):
+    """A user that has more reclaimed from its own group than there will ever be holds up neither the requests of others nor the daemon's end."""
+    need_root()
+    daemon = open_daemon(context)
+    job = daemon.start(["python3", "-c", TOUCHES], "--cgroup", "theirs", "--quiet", prefix=NOBODY)
+    began = wait_until(lambda: harness.read(job.files[0]), 20)
+
+    def asks():
+        with daemon.connect() as door:
+            door.sendall(request(WRITE, b"cgroup/theirs/memory.reclaim", b"7E"))
+            answers.value += len(door.recv(4096)) > 0
+
+    def as_its_user():
+        become(65534)
+        besiege([asks] * 4)
+
+    answers = multiprocessing.get_context("fork").Value("i", 0)
+    user = multiprocessing.get_context("fork").Process(target=as_its_user)
+    user.start()
+    try:
+        delays = delays_of(daemon, 0, context.size(4, 60))
+        p99 = sorted(delays)[len(delays) * 99 // 100] if delays else 99
+        taken = daemon.count("cgroup/theirs/memory.stat", "pgsteal") * 4096 // MIB
+        yield check(f"hostile-reclaim: {len(delays)} requests of root, p99 {p99 * 1000:.1f} ms, beside {taken} MiB taken", unless(began and taken > 96, "nothing was taken"),
+                    unless(len(delays) > 20 and p99 < 0.1, f"the slowest took {max(delays, default=99):.2f} s"))
+        yield check(f"hostile-reclaim: {answers.value} answers", unless(wait_until(lambda: answers.value >= 4, 20), "a request has no end"))
+        start = time.monotonic()
+        os.kill(daemon.job.process.pid, signal.SIGTERM)
+        ended = has_ended(daemon.job, 30)
+        took = time.monotonic() - start
+    finally:
+        user.kill()
+        user.join()
+    yield check(f"hostile-reclaim: the daemon ends in {took:.1f} s", unless(ended and took < 10, "it was held up"),
+                unless(daemon.job.end_within(1).status == 0, complaint(daemon.job.outcome)), *daemon.is_gone())
+    job.kill()
 
 
 @test("hostile-crowd", 90)

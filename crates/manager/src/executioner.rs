@@ -151,6 +151,8 @@ impl Order {
     /// Takes over what a later order for the same job says.
     pub fn merge(&mut self, later: Order) {
         (self.manner, self.begun) = (later.manner, later.begun);
+        // What an operator kills does not wait for the user's turn.
+        self.user = self.user.filter(|_| later.user.is_some());
         if let (Some(workers), Some(more)) = (&mut self.workers, later.workers) {
             workers.extend(more);
         }

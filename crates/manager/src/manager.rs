@@ -264,6 +264,7 @@ impl Manager {
         let machine = Arc::new(JobMachine {
             parameters: JobMachine::first_parameters(&config),
             thaws: Quota::new(MOST_THAWS),
+            ends: AtomicBool::new(false),
             config: config.clone(),
             jobs: jobs.clone(),
             engine: engine.clone(),
@@ -569,6 +570,7 @@ impl Manager {
         if self.config.stats.is_some() {
             self.write_stats();
         }
+        self.machine.ends.store(true, Relaxed);
         self.door.iter().for_each(|door| door.let_finish());
         self.tracing.look_back();
         if !self.config.quiet {
@@ -582,10 +584,12 @@ impl Manager {
         let door = self.door.clone();
         // They are listed no longer.
         kill_queue::finish();
+        self.machine.ends.store(true, Relaxed);
         // Nobody changes anything meanwhile.
         let _quiet = door.as_ref().map(|door| door.keep_quiet());
         if let Err(why) = retire::bring_back(&self.pager, &self.groups, &self.engine) {
             log(&format!("uzswap: error: not stopping: {why}"));
+            self.machine.ends.store(false, Relaxed);
             return false;
         }
         door.iter().for_each(|door| door.remove_name());
