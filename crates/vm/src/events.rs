@@ -285,7 +285,7 @@ struct Asked<'a> {
 
 impl Asked<'_> {
     fn program(&self) -> Option<i32> {
-        self.state.program.or(self.state.identity.as_ref().map(|identity| identity.pid))
+        self.state.program.or(self.state.lone_child.as_ref().map(|child| child.pid))
     }
 }
 

@@ -12,7 +12,7 @@
 //! | `heat` | which pages reclaim passes over |
 //! | `watched` | whether what passes for registered is |
 //! | `guard` | what changes without an event: guard pages, wiping on fork |
-//! | `identity` | which process a forked child without a worker is |
+//! | `lone_child` | which process a forked child without a worker is |
 //! | [`visit`] | which thread is busy with which address space, and whether it makes progress |
 //! | [`owner`] | what one user's processes may cost another's |
 //! | `exit_words` | what the kernel needs when a thread ends, and libc afterwards |
@@ -42,7 +42,7 @@ mod exit_words;
 mod fault;
 mod guard;
 mod heirs;
-mod identity;
+mod lone_child;
 mod noisy;
 mod release;
 mod staging;

@@ -27,8 +27,8 @@ use crate::exit_words::ExitWords;
 use crate::heat::Heat;
 use crate::heirs::{Heirs, MOMENT};
 use crate::huge::HugePages;
-use crate::identity::Identity;
 use crate::layout;
+use crate::lone_child::LoneChild;
 use crate::noisy::Noise;
 use crate::owner::{Counted, LEFT_ALONE, Owner};
 use crate::pager::{Account, Counters};
@@ -212,8 +212,8 @@ pub(crate) struct State {
     /// The program's process id, as its worker has proven it. Known also when the worker is gone.
     pub program: Option<i32>,
     /// A forked child that has no worker, as far as it is known which process that is; and how often it was looked for.
-    pub identity: Option<Identity>,
-    pub looks_for_identity: u32,
+    pub lone_child: Option<LoneChild>,
+    pub looks_for_process: u32,
     /// Where a child of this process asks which userfaultfd is its own.
     pub beacon: Option<u64>,
     /// What a child was told there that has no worker yet.
@@ -630,13 +630,13 @@ impl State {
     /// The page tables of the program.
     pub fn pagemap(&self) -> Option<Arc<Pagemap>> {
         let of_worker = self.worker.as_ref().map(|worker| &worker.pagemap);
-        of_worker.or(self.identity.as_ref().map(|identity| &identity.pagemap)).cloned()
+        of_worker.or(self.lone_child.as_ref().map(|child| &child.pagemap)).cloned()
     }
 
     /// Processes that have, or had, the program's memory: its worker may have been killed, or the program have ended.
     pub fn processes(&self) -> impl Iterator<Item = i32> + '_ {
-        let identity = self.identity.as_ref().map(|identity| identity.pid);
-        self.worker.iter().map(|worker| worker.pid).chain(self.program).chain(identity)
+        let child = self.lone_child.as_ref().map(|child| child.pid);
+        self.worker.iter().map(|worker| worker.pid).chain(self.program).chain(child)
     }
 
     /// Notes if the program has taken away what waits in the staging area.

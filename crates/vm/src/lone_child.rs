@@ -21,34 +21,34 @@ use crate::sys::process::{Memory, PidFd, nonce, page_of, process_of};
 /// How often a child is looked at.
 const TRIES: u32 = 3;
 
-/// A process whose memory is that of an address space.
+/// The process of a forked child without a worker.
 #[derive(Debug)]
-pub(crate) struct Identity {
+pub(crate) struct LoneChild {
     /// Its process id.
     pub pid: i32,
     /// Its page tables.
     pub pagemap: Arc<Pagemap>,
 }
 
-impl Identity {
+impl LoneChild {
     /// The process of `thread`, if this number is in its beacon. `None` also if it cannot be looked at.
-    fn of(thread: i32, beacon: u64, nonce: Nonce) -> Option<Identity> {
+    fn of(thread: i32, beacon: u64, nonce: Nonce) -> Option<LoneChild> {
         let pid = process_of(thread)?;
         let process = PidFd::open(pid).ok()?;
         let pagemap = Arc::new(Pagemap::open(thread).ok()?);
         let is_proven = Memory::open(thread, beacon).ok()?.has(nonce, beacon + size_of::<u64>() as u64);
         // As long as it lives its numbers are no other's.
-        (is_proven && !process.has_ended()).then_some(Identity { pid, pagemap })
+        (is_proven && !process.has_ended()).then_some(LoneChild { pid, pagemap })
     }
 }
 
 impl Pager {
     /// Finds out which process the child is, if it has no worker. `thread` has come for a page.
     pub(crate) fn identify(&self, space: &Space, state: &mut State, thread: u32) {
-        if state.worker.is_some() || state.identity.is_some() || state.looks_for_identity >= TRIES {
+        if state.worker.is_some() || state.lone_child.is_some() || state.looks_for_process >= TRIES {
             return;
         }
-        state.looks_for_identity += 1;
+        state.looks_for_process += 1;
         let Some(page) = state.beacon else { return };
         let number = match state.nonce {
             Some(number) => number,
@@ -62,6 +62,6 @@ impl Pager {
                 number
             }
         };
-        state.identity = Identity::of(thread as i32, page, number);
+        state.lone_child = LoneChild::of(thread as i32, page, number);
     }
 }
