@@ -657,6 +657,18 @@ impl Sessions {
         known.and_then(living).or_else(|| living(tenant.charge.clone())).unwrap_or_else(|| self.groups.root())
     }
 
+    /// Does `act` if no living process is in a group: none comes meanwhile.
+    ///
+    /// # Errors
+    /// There are some, or what `act` says.
+    pub fn if_empty(&self, group: GroupId, act: impl FnOnce() -> Result<(), Error>) -> Result<(), Error> {
+        let list = self.list.write();
+        let has_session =
+            list.by_pid.values().any(|session| session.charge().id == group && !session.pidfd.has_ended());
+        let has_moved = list.moved.values().any(|moved| moved.charge.id == group && !moved.process.has_ended());
+        if has_session || has_moved { Err(Error::Busy) } else { act() }
+    }
+
     /// The living processes that were moved to a group and have no session yet.
     pub fn moved_to(&self, group: GroupId) -> Vec<i32> {
         let list = self.list.read();
@@ -697,6 +709,9 @@ impl Sessions {
         may_leave(self.charge_of(pid).ok_or(Error::NoProcess)?.id)?;
         self.leave_children(pid, &tenant);
         let mut list = self.list.write();
+        if !self.groups.get(charge.id).is_some_and(|now| Arc::ptr_eq(&now, charge)) {
+            return Err(Error::Gone);
+        }
         // It may have been moved meanwhile.
         let now = list.living(pid).map(|session| session.charge()).or_else(|| list.moved(pid));
         now.map_or(Ok(()), |charge| may_leave(charge.id))?;

@@ -448,8 +448,13 @@ impl Pager {
         for &sequence in &refused {
             let mut data = [[0; PAGE_SIZE]];
             let Some(page) = state.staging.get(sequence) else { continue };
+            if !self.drop_under_guards(space, &mut state, Range::page(page)) || state.staging.get(sequence).is_none() {
+                continue;
+            }
             state.read_staged(worker, &[sequence], &mut data)?;
-            if let None | Some(FillError::Exists) = space.uffd.copy(page, data.as_flattened()).1 {
+            let (_, error) = space.fill(page, data.as_flattened());
+            space.uffd.wake(Range::page(page));
+            if let None | Some(FillError::Exists) = error {
                 state.staging.clear(sequence);
                 state.table.set(page, PageState::Resident);
             }
@@ -517,9 +522,10 @@ impl Pager {
             (Some(&kind::DISCARDED), Some(Request::Discard { pages })) => {
                 // A page that is being looked at cannot be moved just now; it and what follows stay for the next time.
                 let freed = words.get(1).map_or(0, |&freed| pages.min(freed as usize));
-                state.staging.discard(freed);
+                let pages = state.staging.discard(freed);
                 space.count(|counters| &counters.discarded, freed as u64);
-                space.traffic.end_discard(freed as u64 * PAGE);
+                // Not where nothing was moved to.
+                space.traffic.end_discard(pages as u64 * PAGE);
                 freed
             }
             (Some(&kind::COLLAPSED), Some(Request::Collapse)) => usize::from(words.get(1) == Some(&1)),

@@ -386,6 +386,12 @@ impl Pager {
         if !pass.admits_for(&fault, space, 1) {
             return Answer::NoRoom;
         }
+        if fault.is_the_managers() && !self.drop_under_guards(space, state, Range::page(page)) {
+            return Answer::Unsettled;
+        }
+        if state.table.get(page) != PageState::Staged(sequence) {
+            return Answer::Done;
+        }
         let mut data = [[0; PAGE_SIZE]];
         let worker = state.worker.clone();
         if worker.is_none_or(|worker| state.read_staged(&worker, &[sequence], &mut data).is_err()) {
@@ -404,6 +410,7 @@ impl Pager {
         match space.fill(page, data.as_flattened()).1 {
             None => {
                 pass.filled.push(Range::page(page));
+                space.note_back(1);
                 space.count(|counters| &counters.rescued, 1);
                 space.wanted(state, page, true);
             }
@@ -491,6 +498,7 @@ impl Pager {
             still.then_some(if i < filled { PageState::Resident } else { PageState::Stored(slot) })
         });
         if filled > 0 {
+            space.note_back(filled);
             space.count(|counters| &counters.readahead, (filled - usize::from(fault.is_some())) as u64);
         }
         let back = Range::new(first, pages[pages.len() - 1].0 + PAGE);

@@ -57,6 +57,12 @@ impl Pager {
         }
     }
 
+    /// Drops what is kept under the guards of `range`, before the manager fills in what no thread waits for: it would replace the guards. False
+    /// if the layout is changing, and it is to be called again.
+    pub(crate) fn drop_under_guards(&self, space: &Space, state: &mut State, range: Range) -> bool {
+        state.pagemap().is_none_or(|pagemap| self.drop_guarded(space, state, &pagemap, range).is_some())
+    }
+
     /// Drops what is kept under the guards of `range`; tells whether there were guards. `None` if the layout is changing: then
     /// the guards may lie where other contents were when the last event was read, and nothing is dropped.
     pub(crate) fn drop_guarded(

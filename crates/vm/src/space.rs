@@ -528,6 +528,13 @@ impl Space {
         self.held_in.load(Relaxed)
     }
 
+    /// Takes note of pages that have come back.
+    pub(crate) fn note_back(&self, pages: usize) {
+        if self.is_held_in() {
+            self.uncharged.fetch_add(pages as u64 * PAGE, Relaxed);
+        }
+    }
+
     /// Bytes of it that are not charged, for they were brought back to be looked at ([`crate::pager::Pager::hold_in`]).
     pub fn uncharged(&self) -> u64 {
         self.uncharged.load(Relaxed)
