@@ -15,7 +15,7 @@
 
 use std::collections::HashMap;
 use std::fs::File;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::AsRawFd;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
@@ -26,6 +26,7 @@ use std::time::{Duration, Instant};
 use parking_lot::{Mutex, RwLock};
 use uzswap_engine::PAGE_SIZE;
 use uzswap_proto::{Advise, GREETING_WORDS, Hello, Job, called, greeting, kind, step};
+use uzswap_vm::closing::{Handed, User};
 use uzswap_vm::pager::Pager;
 use uzswap_vm::range::Range;
 use uzswap_vm::space::{Space, Worker};
@@ -255,6 +256,15 @@ pub enum Caller {
     Silent(Link),
     /// Has given the token of a job, and been greeted. The manager's own job has as many as it likes.
     Greeted(Arc<Tenant>, Link, Option<Ticket>),
+}
+
+impl Caller {
+    /// The user that has connected.
+    pub fn user(&self) -> User {
+        match self {
+            Caller::Silent(link) | Caller::Greeted(_, link, _) => link.user(),
+        }
+    }
 }
 
 impl AsRawFd for Caller {
@@ -504,6 +514,8 @@ impl Sessions {
             // A worker that is not greeted lets its program run unmanaged.
             let Ok(ticket) = counted(&tenant, &self.greeted) else { return Call::Over };
             let device = self.device.as_ref().map(AsRawFd::as_raw_fd);
+            // Its next message has some.
+            link.let_descriptors_pass(true);
             return match link.send(&self.greeting, device) {
                 Ok(()) => Call::Later(Caller::Greeted(tenant, link, ticket)),
                 Err(_) => Call::Over,
@@ -520,12 +532,14 @@ impl Sessions {
 
     /// What a worker says of itself: HELLO, or FAILED.
     fn introduction(&self, tenant: Arc<Tenant>, link: Link, mut received: Received) -> Call {
+        link.let_descriptors_pass(false);
         let [kind::FAILED, step, errno] = received.words[..] else {
             return Hello::decode(&received.words)
                 .filter(Hello::is_sound)
                 .map_or(Call::Over, |hello| self.hello(tenant, link, hello, received));
         };
-        let program = std::mem::take(&mut received.descriptors).into_iter().next().filter(is_pidfd).map(PidFd::from);
+        let first = received.descriptors.drain(..).next();
+        let program = first.filter(is_pidfd).and_then(Handed::into_prompt).map(PidFd::from);
         let worker = peer_handle(&link).ok();
         let alike = |one: &PidFd, other: &PidFd| share_memory(one.pid()?, other.pid()?).ok();
         let program =
@@ -545,9 +559,11 @@ impl Sessions {
             return Call::Over;
         }
         let descriptors = std::mem::take(&mut received.descriptors);
-        let Ok([uffd, trash, program]) = <[OwnedFd; 3]>::try_from(descriptors) else { return Call::Over };
+        let Ok([uffd, trash, program]) = <[Handed; 3]>::try_from(descriptors) else { return Call::Over };
         let Ok(worker_pid) = link.peer() else { return Call::Over };
-        let pidfd = Arc::new(PidFd::from(program));
+        let Some(pidfd) = program.into_prompt().map(|program| Arc::new(PidFd::from(program))) else {
+            return Call::Over;
+        };
         let Some(pid) = pidfd.pid() else { return Call::Over };
         if tenant.owner.is_shunned() {
             let _ = link.send(&[kind::EXIT], None);

@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 
 use crate::PAGE;
 use crate::change::{Change, Event};
+use crate::closing::{IS_STUCK, State as Closing};
 use crate::epoch::{self, Order};
 use crate::evict::STORE_PAGES;
 use crate::heirs::{self, Heirs};
@@ -186,9 +187,10 @@ impl Pager {
 
     /// Takes a forked child, which has hardly run yet, under management.
     fn fork(&self, space: &Space, state: &mut State, child: Uffd, said: Vec<Message>) {
-        if state.gone || !self.has_room(&space.owner) {
+        let is_stuck = !space.owner.is_trusted() && space.uffd.user().state() == Closing::Stuck;
+        if state.gone || is_stuck || !self.has_room(&space.owner) {
             if !std::mem::replace(&mut state.gone, true) {
-                self.host.kill(space.id, &format!("it forked, and {NO_ROOM}"));
+                self.host.kill(space.id, &format!("it forked, and {}", if is_stuck { IS_STUCK } else { NO_ROOM }));
             }
             // Those that it has forked itself by now miss the same contents.
             let children = said.into_iter().filter_map(Message::into_child).chain([child]);

@@ -27,7 +27,7 @@
 //! | `layout` | which mappings are managed |
 //! | [`swapin`] | how many pages a fault brings |
 //! | [`range`] | address arithmetic |
-//! | `closing` | closing of descriptors that clients have handed over |
+//! | `closing` | closing of descriptors that clients have handed over, by user |
 //! | [`log`](mod@log) | messages on standard error |
 //! | [`sys`] | the seam to the kernel; all unsafe code |
 //! | [`doctor`] | what the machine permits |

@@ -399,7 +399,7 @@ impl Space {
                 return;
             }
             // Without a descriptor to spare, the guards that are processes remain. A program that has ended needs none.
-            *tether = Tether::new(&worker.process, worker.program)
+            *tether = Tether::new(&worker.process, worker.program, worker.link.user())
                 .and_then(|tether| worker.link.send(&[kind::TETHER], Some(tether.far())).map(|()| tether))
                 .ok();
             tether.as_ref().map(|tether| Arc::new(Heirs::new(tether.hold().clone(), worker)))
