@@ -13,6 +13,7 @@
 use std::collections::HashMap;
 use std::fs::{self, File};
 use std::io::{self, Read};
+use std::path::Path;
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
 use std::sync::{Arc, LazyLock};
 use std::thread;
@@ -38,8 +39,20 @@ static STUCK: LazyLock<Mutex<HashMap<i32, Option<u32>>>> = LazyLock::new(Mutex::
 /// # Errors
 /// The process is gone, or may not be looked at.
 pub fn of(pid: i32) -> io::Result<Vec<u8>> {
+    /// Threads that are asked: those that are about to end have no memory any more.
+    const SOME: usize = 8;
+    let main = read_from(&format!("/proc/{pid}/environ"));
+    if !main.as_ref().is_err_and(|error| error.raw_os_error() == Some(libc::ESRCH)) {
+        return main;
+    }
+    // The main thread may end before others do, which have the memory then.
+    let threads = fs::read_dir(format!("/proc/{pid}/task"))?.flatten().skip(1).take(SOME);
+    threads.map(|thread| read_from(&thread.path().join("environ"))).find(Result::is_ok).unwrap_or(main)
+}
+
+fn read_from(path: &(impl AsRef<Path> + ?Sized)) -> io::Result<Vec<u8>> {
     let mut environment = Vec::new();
-    File::open(format!("/proc/{pid}/environ"))?.take(MOST).read_to_end(&mut environment)?;
+    File::open(path.as_ref())?.take(MOST).read_to_end(&mut environment)?;
     Ok(environment)
 }
 

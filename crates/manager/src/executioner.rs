@@ -6,13 +6,15 @@
 //! (`environment.rs`): those that are found by then are killed meanwhile. One search serves all jobs that are killed at the same time, and
 //! goes on where the one before it had to stop.
 //!
-//! **Which process.** A search takes seconds. A process of the job can end meanwhile, and another user's get its number. So no signal is sent to
-//! a number:
+//! **Which process.** A search takes seconds. A process of the job can end meanwhile, and another user's get its number. So no signal is
+//! sent to a number:
 //! 1. What is proven to belong is an [`Identity`]: by a handle that was opened before the proof, on a process that had not ended after it.
-//! 2. A signal is sent by a handle that has this identity. It is closed at once: a job can have more processes than the manager has descriptors.
+//! 2. A signal is sent by a handle that has this identity. It is closed at once: a job can have more processes than the manager has
+//!    descriptors.
 //! 3. What seems to belong and could not be proven is met in the next search: no order is done before a search has found nothing.
 //! 4. Where descriptors are short, the search is repeated as long as they are, by the queue of a manager that goes on (`kill_queue.rs`). A
-//!    process that ends soon tries for [`PATIENCE`]: with its descriptors go those that keep the programs from being killed by their tethers.
+//!    process that ends soon tries for [`PATIENCE`]: its end closes the descriptors that keep the programs from being killed by their
+//!    tethers.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::mpsc::Sender;
@@ -247,8 +249,8 @@ impl Order {
     }
 }
 
-/// Kills every process of the jobs, and waits until they are gone, but not for ever. Gives how many there were. To be called by a process that
-/// ends then: it has the descriptors that the manager leaves it.
+/// Kills every process of the jobs, and waits until they are gone, but not for ever. Gives how many there were. To be called by a process
+/// that ends then: it has the descriptors that the manager leaves it.
 pub fn kill(mut orders: Vec<Order>) -> usize {
     memory::raise_descriptor_limit(0);
     let (mut killed, end) = (0, Instant::now() + PATIENCE);
@@ -357,8 +359,8 @@ fn descendants_in(processes: &Processes, front: i32) -> Vec<i32> {
     found.split_off(1)
 }
 
-/// Proves that process `pid` descends from `front`, which is the caller: it is a child of that, or of one of the `proven`, which are known with
-/// when they started. Returns its identity and when it started; `None` if that is not so now.
+/// Proves that process `pid` descends from `front`, which is the caller: it is a child of that, or of one of the `proven`, which are known
+/// with when they started. Returns its identity and when it started; `None` if that is not so now.
 fn descendant(pid: i32, front: i32, proven: &HashMap<i32, u64>) -> io::Result<Option<(Identity, u64)>> {
     let process = PidFd::open(pid)?;
     let Some(now) = Kinship::read(pid)? else { return Ok(None) };
@@ -470,6 +472,26 @@ mod tests {
         assert!(known.members(&processes().unwrap()).is_empty() && known.is_unclear, "its number is another's");
         assert!(known.known.is_empty() && carriers().is_empty());
         other.kill().and_then(|()| other.wait()).expect("our child");
+    }
+
+    #[test]
+    fn a_process_whose_main_thread_has_ended_is_killed() {
+        let job = Job { name: 0x2468_ace0_1357_9bdf, token: 0x1122_3344_5566_7788 };
+        let text = job.to_text();
+        let script = "import ctypes, threading, time; threading.Thread(target=time.sleep, args=[100]).start(); \
+            ctypes.CDLL(None).pthread_exit(None)";
+        let mut child = Command::new("python3")
+            .args(["-c", script])
+            .env(ENV_JOB, str::from_utf8(&text).expect("digits"))
+            .spawn()
+            .expect("a child");
+        let stat = format!("/proc/{}/stat", child.id());
+        let end = Instant::now() + PATIENCE;
+        while !fs::read_to_string(&stat).expect("it lives").contains(") Z ") {
+            assert!(Instant::now() < end, "its main thread ends");
+        }
+        assert_eq!(kill(vec![Order::new(Manner::AtOnce, job, None, Vec::new(), &[])]), 1);
+        assert!(child.try_wait().expect("our child").is_some(), "it lives on");
     }
 
     #[test]

@@ -6,8 +6,8 @@
 //!    ([`uzswap_vm::visit`]) takes that one thread.
 //! 3. A connection says a job's token first ([`Silent`]), then introduces its process ([`Sessions::hear`]).
 //! 4. What could not be waited for, for want of kernel memory or of descriptors, is tried again every [`PAUSE`].
-//! 5. A caller whose user has many descriptors that wait to be closed ([`uzswap_vm::closing`]) is heard when they are fewer. If they stand still, the
-//!    connection ends unheard.
+//! 5. A caller whose user has many descriptors that wait to be closed ([`uzswap_vm::closing`]) is heard when they are fewer. If they stand
+//!    still, the connection ends unheard.
 
 use std::collections::HashMap;
 use std::os::fd::AsRawFd;
@@ -179,8 +179,8 @@ impl Reception {
         late.into_iter().for_each(|number| self.give_way(number));
     }
 
-    /// Keeps a caller that has something to say until less of its user's waits to be closed. It is among those that are silent, of which a user
-    /// has so many, unless it has been greeted.
+    /// Keeps a caller that has something to say until less of its user's waits to be closed. It is among those that are silent, of which
+    /// a user has so many, unless it has been greeted.
     fn hold(&self, caller: Caller) {
         let (user, is_silent) = (caller.user(), matches!(caller, Caller::Silent(_)));
         let oldest = {

@@ -189,7 +189,7 @@ pub struct Kinship {
     pub group: i32,
     /// Its session.
     pub session: i32,
-    /// Whether it has ended, and only waits to be collected.
+    /// Whether it has ended with all its threads, and only waits to be collected.
     pub has_ended: bool,
     /// When it started, in clock ticks since the system did: tells it from another process with the same number.
     pub started: u64,
@@ -217,10 +217,12 @@ impl Kinship {
         // The name before may hold anything.
         let (_, rest) = text.rsplit_once(')')?;
         let mut fields = rest.split_ascii_whitespace();
-        let has_ended = ["Z", "X"].contains(&fields.next()?);
+        let main_has_ended = ["Z", "X"].contains(&fields.next()?);
         let mut number = || fields.next()?.parse().ok();
         let (parent, group, session) = (number()?, number()?, number()?);
-        Some(Kinship { parent, group, session, has_ended, started: fields.nth(15)?.parse().ok()? })
+        let threads: u32 = fields.nth(13)?.parse().ok()?;
+        let has_ended = main_has_ended && threads <= 1;
+        Some(Kinship { parent, group, session, has_ended, started: fields.nth(1)?.parse().ok()? })
     }
 }
 
