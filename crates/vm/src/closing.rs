@@ -5,12 +5,12 @@
 //! the descriptors in its unread messages.
 //!
 //! 1. Each [`User`] has a queue, in which its descriptors wait. Threads take from the queues in turns, and end after `REST` without work.
-//! 2. [`MOST_THREADS`] threads at most close for one user. A descriptor that finds no idle thread gets a new one. So what one user holds up
+//! 2. `MOST_THREADS` threads at most close for one user. A descriptor that finds no idle thread gets a new one. So what one user holds up
 //!    is that user's alone.
 //! 3. Connections can end faster than these threads get a processor. A user whose queue is long is *behind*: its connections wait until the
 //!    queue is shorter.
-//! 4. A user whose queue is long and whose descriptors wait for [`STANDSTILL`] is *stuck*: its new connections end at once, nothing more is
-//!    received from it, and its processes may not fork. So it has a bounded number of descriptors here: [`LONG`], those of two messages
+//! 4. A user whose queue is long and whose descriptors wait for `STANDSTILL` is *stuck*: its new connections end at once, nothing more is
+//!    received from it, and its processes may not fork. So it has a bounded number of descriptors here: `LONG`, those of two messages
 //!    (each of the reception's threads may be receiving one), and those that its connections and processes had before.
 
 use std::collections::{BTreeMap, VecDeque};
