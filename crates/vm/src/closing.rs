@@ -43,7 +43,7 @@ pub(crate) const IS_STUCK: &str = "many descriptors that processes of its user h
 static QUEUES: Mutex<Queues> = Mutex::new(Queues::new());
 static MORE: Condvar = Condvar::new();
 
-/// Whose descriptors they are: who was at the other end of the connection by which they came.
+/// Whose descriptors they are: those of the user at the other end of the connection by which they came.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum User {
     /// The manager's own.
