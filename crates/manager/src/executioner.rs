@@ -416,17 +416,18 @@ mod tests {
         Kinship { parent, group: parent, session: parent, has_ended: false, started }
     }
 
-    /// Starts a process that gets the number `pid`. None if that does not work here.
-    fn with_number(pid: u32, program: &str) -> Option<Child> {
-        (0..1000).find_map(|_| {
-            fs::write("/proc/sys/kernel/ns_last_pid", (pid - 1).to_string()).ok()?;
-            let mut child = Command::new(program).arg("100").spawn().ok()?;
+    /// Starts a process that gets the number `pid`.
+    fn with_number(pid: u32, program: &str) -> Child {
+        let try_once = |_| {
+            fs::write("/proc/sys/kernel/ns_last_pid", (pid - 1).to_string()).expect("the tests run as root");
+            let mut child = Command::new(program).arg("100").spawn().expect("a program");
             if child.id() == pid {
                 return Some(child);
             }
-            child.kill().and_then(|()| child.wait()).ok()?;
+            child.kill().and_then(|()| child.wait()).expect("our child");
             None
-        })
+        };
+        (0..1000).find_map(try_once).expect("the number is free")
     }
 
     fn orders(secret: u64, front: Option<i32>, known: Vec<(i32, Identity)>) -> [Order; 2] {
@@ -459,7 +460,7 @@ mod tests {
         assert!(known.members(&processes().unwrap()).contains_key(&number) && !known.is_unclear);
         member.kill().and_then(|()| member.wait()).expect("our child");
 
-        let Some(mut other) = with_number(number as u32, "sleep") else { return };
+        let mut other = with_number(number as u32, "sleep");
         for members in &ways {
             for mut order in orders(1, None, Vec::new()) {
                 order.stop(members);
