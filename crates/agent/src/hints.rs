@@ -74,7 +74,10 @@ unsafe fn announce_guards(address: usize, len: usize) {
     if evicts() {
         // SAFETY: as the caller's.
         unsafe {
-            call!(sys::SYS_MADVISE, address, len, MADV_FREE);
+            if is_error(call!(sys::SYS_MADVISE, address, len, MADV_FREE)) {
+                // It ends at the first mapping of a file.
+                tell_of_guards(address, len);
+            }
             call!(sys::SYS_MADVISE, address, len, MADV_GUARD_INSTALL);
         }
     }

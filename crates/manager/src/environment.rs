@@ -41,13 +41,15 @@ static STUCK: LazyLock<Mutex<HashMap<i32, Option<u32>>>> = LazyLock::new(Mutex::
 pub fn of(pid: i32) -> io::Result<Vec<u8>> {
     /// Threads that are asked: those that are about to end have no memory any more.
     const SOME: usize = 8;
+    // Without memory there is none: an error from Linux 6.16 on, and an empty text before.
+    let has_some = |read: &io::Result<Vec<u8>>| read.as_ref().is_ok_and(|environment| !environment.is_empty());
     let main = read_from(&format!("/proc/{pid}/environ"));
-    if !main.as_ref().is_err_and(|error| error.raw_os_error() == Some(libc::ESRCH)) {
+    if has_some(&main) || main.as_ref().is_err_and(|error| error.raw_os_error() != Some(libc::ESRCH)) {
         return main;
     }
     // The main thread may end before others do, which have the memory then.
     let threads = fs::read_dir(format!("/proc/{pid}/task"))?.flatten().skip(1).take(SOME);
-    threads.map(|thread| read_from(&thread.path().join("environ"))).find(Result::is_ok).unwrap_or(main)
+    threads.map(|thread| read_from(&thread.path().join("environ"))).find(has_some).unwrap_or(main)
 }
 
 fn read_from(path: &(impl AsRef<Path> + ?Sized)) -> io::Result<Vec<u8>> {
@@ -65,7 +67,7 @@ pub struct Found {
     pub looked_at: Vec<i32>,
     /// Whether all were tried, but for those that are passed over, and no carrier has ended meanwhile, which may have left a child.
     pub are_all: bool,
-    /// Whether some could not be tried for want of descriptors or memory.
+    /// Whether some could not be tried for want of descriptors, threads or memory.
     pub is_short: bool,
 }
 
@@ -82,7 +84,7 @@ pub fn carriers(pids: Vec<i32>, name: &str, values: &[Vec<u8>], end: Instant) ->
         let (pids, wanted) = (left.clone(), wanted.clone());
         // Without a thread some environment may take for ever.
         if thread::Builder::new().name("environ".to_owned()).spawn(move || read(&pids, &wanted, &said, end)).is_err() {
-            break;
+            return Found { are_all: false, is_short: true, ..found };
         }
         follow(&heard, &mut found);
     }

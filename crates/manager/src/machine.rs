@@ -227,12 +227,15 @@ impl Machine for JobMachine {
     fn remove(&self, group: GroupId) -> Result<(), Error> {
         let charge = self.charge(group)?;
         let parent = charge.parent.clone().ok_or(Error::Busy)?;
-        self.sessions.if_empty(group, || self.taker.groups.remove(group))?;
-        // A process that has ended is no process of the group, though its memory may take a moment to go.
-        let spaces = self.taker.pager.spaces();
-        for space in spaces.into_iter().filter(|space| space.account().group() == charge.group) {
-            space.charge_to(parent.clone());
-        }
+        self.sessions.if_empty(group, || {
+            self.taker.groups.remove(group)?;
+            // A process that has ended is no process of the group, though its memory may take a moment to go.
+            let spaces = self.taker.pager.spaces();
+            for space in spaces.into_iter().filter(|space| space.account().group() == charge.group) {
+                space.charge_to(parent.clone());
+            }
+            Ok(())
+        })?;
         self.shrink_worker.forget(charge.group);
         Ok(())
     }

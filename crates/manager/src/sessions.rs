@@ -33,7 +33,7 @@ use uzswap_vm::space::{Space, Worker};
 use uzswap_vm::sys::link::{Link, Received, is_pidfd, is_userfaultfd, peer_handle};
 use uzswap_vm::sys::pagemap::Pagemap;
 use uzswap_vm::sys::process::{
-    Kinship, Memory, PidFd, ancestors, children, field, has_memory_of, lineage, share_memory,
+    Kinship, Memory, PidFd, ancestors, children, field, has_memory_of, is_shortage, lineage, share_memory,
 };
 use uzswap_vm::sys::thread::{self, Processor};
 use uzswap_vm::sys::threads::Threads;
@@ -505,7 +505,7 @@ impl Sessions {
         }
     }
 
-    fn first_message(&self, link: Link, received: &Received) -> Call {
+    fn first_message(&self, mut link: Link, received: &Received) -> Call {
         if let Some(tenant) = called(&received.words).and_then(|token| self.jobs.get(token)) {
             if self.released.load(Relaxed) {
                 let _ = link.send(&[kind::RELEASE], None);
@@ -514,7 +514,8 @@ impl Sessions {
             // A worker that is not greeted lets its program run unmanaged.
             let Ok(ticket) = counted(&tenant, &self.greeted) else { return Call::Over };
             let device = self.device.as_ref().map(AsRawFd::as_raw_fd);
-            // Its next message has some.
+            // Its next message has some. They are the job's user's, whatever other users its processes are.
+            link.hand_to(User::Of(tenant.uid));
             link.let_descriptors_pass(true);
             return match link.send(&self.greeting, device) {
                 Ok(()) => Call::Later(Caller::Greeted(tenant, link, ticket)),
@@ -611,12 +612,20 @@ impl Sessions {
             self.pager.dismiss(&space);
             return Call::Over;
         }
-        let mut list = self.list.write();
+        // No group is removed while the list is locked.
+        let (heir, mut list) = loop {
+            let group = self.groups.of_engine(space.account().group());
+            let heir = group.unwrap_or_else(|| self.heir_of(&tenant, pid));
+            let list = self.list.write();
+            if self.groups.has(&heir) {
+                break (heir, list);
+            }
+        };
         // It may have been moved since it was asked whose heir it is.
         let moved = list.moved_in(tenant.job, pid);
         list.moved.remove(&pid);
         let before = list.living(pid).map(|session| session.charge());
-        let charge = moved.or(before).unwrap_or_else(|| self.groups.of_engine(space.account().group()));
+        let charge = moved.or(before).unwrap_or(heir);
         list.next += 1;
         space.charge_to(charge.clone());
         let charge = RwLock::new(charge);
@@ -668,9 +677,8 @@ impl Sessions {
             let session = || list.by_pid.get(&pid).filter(|session| session.tenant.job == tenant.job);
             list.moved_in(tenant.job, pid).or_else(|| Some(session()?.charge()))
         });
-        // A group that was removed meanwhile had no processes any more.
-        let living = |charge: Arc<Charge>| self.groups.get(charge.id);
-        known.and_then(living).or_else(|| living(tenant.charge.clone())).unwrap_or_else(|| self.groups.root())
+        // A group that was removed had no processes any more. Then the nearest above it counts.
+        self.groups.nearest(&known.unwrap_or_else(|| tenant.charge.clone()))
     }
 
     /// Does `act` if no living process is in a group: none comes meanwhile.
@@ -720,12 +728,15 @@ impl Sessions {
     /// # Errors
     /// There is no such process, or it may not leave.
     pub fn move_process(&self, pid: i32, charge: &Arc<Charge>, may_leave: &MayLeave<'_>) -> Result<(), Error> {
-        let process = PidFd::open(pid).map_err(|_| Error::NoProcess)?;
-        let tenant = self.tenant_of(pid).ok_or(Error::NoProcess)?;
+        let process =
+            PidFd::open(pid).map_err(|error| if is_shortage(&error) { Error::Again } else { Error::NoProcess })?;
+        let session = self.list.read().living(pid).cloned();
+        let tenant = session.map(|session| session.tenant.clone()).or_else(|| self.tenant_of(pid));
+        let tenant = tenant.ok_or(Error::NoProcess)?;
         may_leave(self.charge_of(pid).ok_or(Error::NoProcess)?.id)?;
         self.leave_children(pid, &tenant);
         let mut list = self.list.write();
-        if !self.groups.get(charge.id).is_some_and(|now| Arc::ptr_eq(&now, charge)) {
+        if !self.groups.has(charge) {
             return Err(Error::Gone);
         }
         // It may have been moved meanwhile.

@@ -81,6 +81,8 @@ pub struct Unmanaged {
 struct OfUser {
     /// When to look at them again.
     due: Instant,
+    /// They were looked at just now.
+    is_fresh: bool,
     suspects: HashMap<i32, Suspect>,
     holders: Vec<Holder>,
 }
@@ -150,6 +152,7 @@ impl Unmanaged {
         let before = self.users.len();
         self.users.retain(|uid, _| jobs.contains_key(uid));
         let mut may_have_changed = self.users.len() < before;
+        self.users.values_mut().for_each(|user| user.is_fresh = false);
         for (uid, jobs) in jobs {
             let begun = Instant::now();
             if self.users.get(&uid).is_some_and(|user| user.due > begun) {
@@ -159,7 +162,7 @@ impl Unmanaged {
             let start = thread::processor_time();
             let (holders, suspects) = self.look(jobs, suspects, guard);
             let due = begun + (thread::processor_time() - start) * SHARE;
-            self.users.insert(uid, OfUser { due, suspects, holders });
+            self.users.insert(uid, OfUser { due, is_fresh: true, suspects, holders });
             may_have_changed = true;
         }
         may_have_changed
@@ -235,7 +238,13 @@ impl Unmanaged {
         let holders: Vec<Holder> = self.users.values().flat_map(|user| user.holders.clone()).collect();
         let mut sums: HashMap<GroupId, Amount> = HashMap::new();
         let looked_at = &self.looked_at;
+        // What was found minutes ago is no measure for what others have now, and the number may be another process's.
+        let fresh = self.users.values().filter(|user| user.is_fresh).flat_map(|user| &user.holders);
+        let fresh: HashSet<i32> = fresh.map(|holder| holder.pid).collect();
         let part = |holder: &Holder| {
+            if !fresh.contains(&holder.pid) {
+                return None;
+            }
             let _look = LookAt::begin(looked_at, &holder.owner, holder.pid)?;
             Part::of(holder)
         };

@@ -128,7 +128,7 @@ impl Watchdog {
             if is_watch(place) && place.is_surplus() {
                 // It may hold processes of others, which go on when it ends.
                 ptrace::give_up_seizing(place.thread());
-            } else if place.role().is_some() {
+            } else if place.role().is_some() && self.stands_still(place) {
                 thread::interrupt(place.thread());
             }
         }
@@ -143,6 +143,12 @@ impl Watchdog {
                 self.deny(space);
             }
         }
+    }
+
+    /// Whether a thread that was found stuck is so still.
+    fn stands_still(&self, place: &Place) -> bool {
+        let (guest, steps) = place.look();
+        self.visits.get(&place.thread()).is_some_and(|seen| (Some(seen.guest), seen.steps) == (guest, steps))
     }
 
     /// Blocks the address spaces in which threads are stuck, and no others.

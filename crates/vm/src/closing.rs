@@ -9,7 +9,7 @@
 //!    is that user's alone.
 //! 3. Connections can end faster than these threads get a processor. A user whose queue is long is *behind*: its connections wait until the
 //!    queue is shorter.
-//! 4. A user whose queue is long and whose descriptors wait for `STANDSTILL` is *stuck*: its new connections end at once, nothing more is
+//! 4. A user whose queue is long, and of which nothing was closed for `STANDSTILL`, is *stuck*: its new connections end at once, nothing more is
 //!    received from it, and its processes may not fork. So it has a bounded number of descriptors here: `LONG`, those of two messages
 //!    (each of the reception's threads may be receiving one), and those that its connections and processes had before.
 
@@ -34,7 +34,7 @@ const REST: Duration = Duration::from_secs(5);
 /// A queue that is longer than this is long.
 const LONG: usize = 64;
 
-/// A queue stands still if a descriptor waits in it for so long.
+/// A queue stands still if nothing in it was closed for so long.
 const STANDSTILL: Duration = Duration::from_secs(2);
 
 /// Why a process of a user that is stuck may not fork.
@@ -73,12 +73,13 @@ impl User {
     fn close(self, descriptor: OwnedFd) {
         let mut queues = QUEUES.lock();
         queues.add(self, descriptor, Instant::now());
-        if queues.idle >= queues.startable() {
+        if queues.idle + queues.new >= queues.startable() {
             MORE.notify_one();
         } else if queues.may_have_thread(self) {
             // Without a new thread the descriptor waits for one of those that are there, or for the next call.
             let spawned = std::thread::Builder::new().name("close".to_owned()).spawn(work);
             queues.threads += usize::from(spawned.is_ok());
+            queues.new += usize::from(spawned.is_ok());
         }
     }
 }
@@ -100,6 +101,11 @@ impl Handed {
     /// Whose it is.
     pub fn user(&self) -> User {
         self.user
+    }
+
+    /// Has it closed for another user.
+    pub(crate) fn hand_to(&mut self, user: User) {
+        self.user = user;
     }
 
     /// Gives the descriptor, which is one that can be closed at once.
@@ -132,6 +138,8 @@ struct Queues {
     last: User,
     /// Threads that wait for work.
     idle: usize,
+    /// Threads that have not begun.
+    new: usize,
     threads: usize,
 }
 
@@ -141,6 +149,8 @@ struct Queue {
     waiting: VecDeque<(Instant, OwnedFd)>,
     /// Threads that close one.
     busy: usize,
+    /// When one was last closed.
+    closed: Option<Instant>,
 }
 
 impl Queue {
@@ -152,7 +162,7 @@ impl Queue {
 
 impl Queues {
     const fn new() -> Queues {
-        Queues { users: BTreeMap::new(), last: User::Own, idle: 0, threads: 0 }
+        Queues { users: BTreeMap::new(), last: User::Own, idle: 0, new: 0, threads: 0 }
     }
 
     fn add(&mut self, user: User, descriptor: OwnedFd, now: Instant) {
@@ -163,8 +173,8 @@ impl Queues {
         let Some(queue) = self.users.get(&user).filter(|queue| queue.waiting.len() > LONG) else {
             return State::Prompt;
         };
-        let is_stuck =
-            queue.waiting.front().is_some_and(|(since, _)| now.saturating_duration_since(*since) > STANDSTILL);
+        let since = queue.waiting.front().map(|(since, _)| *since).max(queue.closed);
+        let is_stuck = since.is_some_and(|since| now.saturating_duration_since(since) > STANDSTILL);
         if is_stuck { State::Stuck } else { State::Behind }
     }
 
@@ -190,9 +200,10 @@ impl Queues {
     }
 
     /// Notes that a thread has closed what it took from a user's queue.
-    fn note_closed(&mut self, user: User) {
+    fn note_closed(&mut self, user: User, now: Instant) {
         let Some(queue) = self.users.get_mut(&user) else { return };
         queue.busy -= 1;
+        queue.closed = Some(now);
         if queue.busy == 0 && queue.waiting.is_empty() {
             self.users.remove(&user);
         }
@@ -203,12 +214,13 @@ fn work() {
     // Descriptors are handed over by threads that run before ordinary ones: they must not pile up here.
     let _ = thread::ask_for_short_slices();
     let mut queues = QUEUES.lock();
+    queues.new -= 1;
     loop {
         if let Some((user, descriptor)) = queues.take() {
             drop(queues);
             drop(descriptor);
             queues = QUEUES.lock();
-            queues.note_closed(user);
+            queues.note_closed(user, Instant::now());
             continue;
         }
         queues.idle += 1;
@@ -245,8 +257,8 @@ mod tests {
         assert!(!queues.may_have_thread(one) && queues.may_have_thread(two) && queues.may_have_thread(User::Of(3)));
         queues.threads = MOST_OF_ALL;
         assert!(!queues.may_have_thread(two) && queues.may_have_thread(User::Of(3)));
-        queues.note_closed(two);
-        queues.note_closed(one);
+        queues.note_closed(two, now);
+        queues.note_closed(one, now);
         assert_eq!(queues.take().map(|(user, _)| user), Some(one));
         assert!(queues.users.len() == 2 && !queues.users.contains_key(&two), "nothing is left behind");
     }
@@ -261,7 +273,11 @@ mod tests {
         assert_eq!(queues.state(user, now + STANDSTILL), State::Behind);
         assert_eq!(queues.state(user, now + 2 * STANDSTILL), State::Stuck);
         assert_eq!(queues.state(User::Of(2), now + 2 * STANDSTILL), State::Prompt);
+        queues.add(user, descriptor(), now + STANDSTILL);
         drop(queues.take());
-        assert_eq!(queues.state(user, now + 2 * STANDSTILL), State::Prompt);
+        queues.note_closed(user, now + 2 * STANDSTILL);
+        assert_eq!(queues.state(user, now + 2 * STANDSTILL), State::Behind, "it goes on");
+        drop(queues.take());
+        assert_eq!(queues.state(user, now + 4 * STANDSTILL), State::Prompt);
     }
 }

@@ -17,6 +17,7 @@ use crate::evict::STORE_PAGES;
 use crate::heirs::{self, Heirs};
 use crate::inherited;
 use crate::layout;
+use crate::lone_child::LoneChild;
 use crate::noisy::SETTLES_WITHIN;
 use crate::pager::{NO_ROOM, Pager, with_buffer};
 use crate::range::{Range, RangeSet};
@@ -165,6 +166,8 @@ impl Pager {
     /// Applies what was read in an epoch.
     fn settle(&self, space: &Space, state: &mut State, ordered: Vec<Event>, forks: Vec<Uffd>) {
         let (mut rest, had_forks) = (ordered, !forks.is_empty());
+        // All of it has been done by now, also what comes after a fork.
+        rest.iter().for_each(|event| state.note_lost_places(event.change));
         for (number, child) in forks.into_iter().enumerate() {
             let mut said = Vec::new();
             let inherited = |address| was_inherited(&child, address, &mut said, state.heirs.as_deref());
@@ -196,12 +199,12 @@ impl Pager {
             let children = said.into_iter().filter_map(Message::into_child).chain([child]);
             return children.for_each(|child| self.forsake(space, state, child));
         }
-        let mut child = Newborn { uffd: child, said };
+        let mut child = Newborn { uffd: child, said, until: Instant::now() + NEWBORN_PATIENCE };
         let heirs = state.heirs.clone();
         let inherited = |address| was_inherited(&child.uffd, address, &mut child.said, heirs.as_deref());
         let NotInherited { wiped, left_out } = self.not_inherited(state, inherited);
         self.flush_staging(space, state, &mut child, &wiped);
-        let Newborn { uffd: child, said } = child;
+        let Newborn { uffd: child, said, .. } = child;
         let mut inherited = State { unheard: said, ..state.inherit(&self.engine) };
         wiped.iter().for_each(|range| inherited.empty(&self.engine, range));
         left_out.iter().for_each(|range| inherited.forget(&self.engine, range));
@@ -250,20 +253,29 @@ struct Newborn {
     uffd: Uffd,
     /// What it has said meanwhile.
     said: Vec<Message>,
+    /// How long it may take until its layout stands still.
+    until: Instant,
 }
 
+/// A child whose threads change its layout without a pause.
+const NEWBORN_PATIENCE: Duration = Duration::from_secs(1);
+
 impl Newborn {
-    /// Gives the child a page of its parent's. True also where it has none at this place (`MADV_DONTFORK`), or a newer one.
+    /// Gives the child a page of its parent's. True also where it has none at this place (`MADV_DONTFORK`), or a newer one, or has given it up.
     fn is_given(&mut self, page: u64, data: &[u8], heirs: Option<&Heirs>) -> bool {
-        /// A child whose threads change its layout without a pause.
-        const PATIENCE: Duration = Duration::from_secs(1);
-        let (begun, mut tries) = (Instant::now(), 0);
+        let mut tries = 0;
         loop {
+            // What it has discarded or unmapped is not to come back, and what it has moved is missing elsewhere.
+            let change = self.said.iter().find_map(|message| match message {
+                Message::Change(change) if change.touches(Range::page(page)) => Some(change),
+                _ => None,
+            });
+            if let Some(change) = change {
+                return !matches!(change, Change::Remap { .. });
+            }
             match self.uffd.copy(page, data).1 {
-                None | Some(FillError::Exists | FillError::Gone) => return true,
-                // What it has moved meanwhile is missing elsewhere.
-                Some(FillError::NotMapped) => return !self.said.iter().any(|message| has_moved(message, page)),
-                Some(FillError::Changing) if begun.elapsed() < PATIENCE => {
+                None | Some(FillError::Exists | FillError::Gone | FillError::NotMapped) => return true,
+                Some(FillError::Changing) if Instant::now() < self.until => {
                     // It goes on when its event has been read. An error is told again to the thread that reads next.
                     let _ = heirs::read(&self.uffd, heirs, &mut self.said, true);
                     wait_for_program(&self.uffd, &mut tries);
@@ -274,11 +286,6 @@ impl Newborn {
     }
 }
 
-/// Whether a message tells that `page` has gone elsewhere.
-fn has_moved(message: &Message, page: u64) -> bool {
-    matches!(message, Message::Change(Change::Remap { from, len, .. }) if Range::sized(*from, *len).contains(page))
-}
-
 /// The kernel's word on a program whose events are read.
 struct Asked<'a> {
     space: &'a Space,
@@ -287,7 +294,7 @@ struct Asked<'a> {
 
 impl Asked<'_> {
     fn program(&self) -> Option<i32> {
-        self.state.program.or(self.state.lone_child.as_ref().map(|child| child.pid))
+        self.state.program.or_else(|| self.state.lone_child.as_ref().and_then(LoneChild::pid))
     }
 }
 

@@ -225,7 +225,7 @@ impl Pager {
                 space.stall(state, fault);
                 self.identify(space, state, fault.tid);
                 let (window, mut pages) = self.wanted(space, state, page);
-                self.pass_over_guards(space, state, &mut pages);
+                self.pass_over_guards(space, state, &mut pages, fault.is_the_managers());
                 if pages.first().is_none_or(|(first, _)| *first != page) {
                     // A guard lies there by now: the thread finds that out when it is woken.
                     pass.filled.push(Range::page(page));
@@ -257,7 +257,7 @@ impl Pager {
         let most = account.most_ahead();
         while let Some((start, window)) = state.readahead.ahead(page, |folio| folios.largest(folio.min(most))) {
             let mut pages = state.table.stored_run(start, window);
-            self.pass_over_guards(space, state, &mut pages);
+            self.pass_over_guards(space, state, &mut pages, false);
             if !pass.admits(space, pages.len() as u64) {
                 pages.clear();
             }
@@ -328,7 +328,12 @@ impl Pager {
                 pages += 1;
             }
             if let Some(guard) = self.first_guard(state, Range::sized(page, pages as u64 * PAGE)) {
-                pages = ((guard - page) / PAGE).max(1) as usize;
+                pages = ((guard - page) / PAGE) as usize;
+                if pages == 0 {
+                    // It came after the thread. That is woken, and meets it.
+                    pass.filled.push(Range::page(page));
+                    return Answer::Done;
+                }
             }
             let (filled, error) = space.fill(page, &ZEROS[..pages * PAGE_SIZE]);
             state.readahead.brought(page, window, page + filled.max(PAGE));
@@ -386,10 +391,13 @@ impl Pager {
         if !pass.admits_for(&fault, space, 1) {
             return Answer::NoRoom;
         }
-        if fault.is_the_managers() && !self.drop_under_guards(space, state, Range::page(page)) {
+        let is_to_be_searched = fault.is_the_managers() || state.has_guards;
+        if is_to_be_searched && !self.drop_under_guards(space, state, Range::page(page)) {
             return Answer::Unsettled;
         }
         if state.table.get(page) != PageState::Staged(sequence) {
+            // A guard lies there by now: the thread meets it when it is woken.
+            pass.filled.push(Range::page(page));
             return Answer::Done;
         }
         let mut data = [[0; PAGE_SIZE]];

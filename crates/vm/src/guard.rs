@@ -26,9 +26,9 @@ const INTERVAL: Duration = Duration::from_secs(1);
 const REST: u32 = 100;
 
 impl Pager {
-    /// The first guard page of a range, if it is more than a page.
+    /// The first guard page of a range. One page alone is looked at only where there have been guards.
     pub(crate) fn first_guard(&self, state: &State, range: Range) -> Option<u64> {
-        let pagemap = state.pagemap().filter(|_| range.len() > PAGE)?;
+        let pagemap = state.pagemap().filter(|_| range.len() > PAGE || state.has_guards)?;
         pagemap.guards(range).0.first().map(|guard| guard.start)
     }
 
@@ -44,9 +44,16 @@ impl Pager {
     }
 
     /// Takes those of `pages` out that a guard lies over now, and drops what is stored under it. That may be the first, although the kernel
-    /// has let a thread pass that wants it: the guard came later. One page alone is looked at only where there have been guards.
-    pub(crate) fn pass_over_guards(&self, space: &Space, state: &mut State, pages: &mut Vec<(u64, Slot)>) {
-        if pages.len() < 2 && !state.has_guards {
+    /// has let a thread pass that wants it: the guard came later. One page alone is looked at only where there have been guards, or if it
+    /// `is_unwanted`, as the manager brings it of its own accord.
+    pub(crate) fn pass_over_guards(
+        &self,
+        space: &Space,
+        state: &mut State,
+        pages: &mut Vec<(u64, Slot)>,
+        is_unwanted: bool,
+    ) {
+        if pages.len() < 2 && !state.has_guards && !is_unwanted {
             return;
         }
         let (Some((first, last)), Some(pagemap)) = (bounds(pages), state.pagemap()) else { return };
@@ -148,11 +155,10 @@ impl Pager {
         }
         let read = state.processes().find_map(|pid| smaps::not_inherited(pid).ok());
         let NotInherited { wiped, left_out } = read.unwrap_or_default();
-        // The parent goes on meanwhile, and may have changed this since the fork.
-        let mut is_missing =
-            |range: &Range| state.registered.overlaps(*range) && was_inherited(range.start) == Some(false);
+        // The parent goes on meanwhile, and may have changed this since the fork. So each page is asked about that something is stored for.
+        let stored = left_out.iter().flat_map(|range| state.table.list(range)).map(|(page, _)| page);
         let mut missing = RangeSet::default();
-        left_out.iter().filter(&mut is_missing).for_each(|range| missing.insert(range));
+        stored.filter(|page| was_inherited(*page) == Some(false)).for_each(|page| missing.insert(Range::page(page)));
         NotInherited { wiped, left_out: missing }
     }
 }

@@ -16,7 +16,7 @@ use crate::pager::Pager;
 use crate::range::Range;
 use crate::space::{Space, State};
 use crate::sys::pagemap::Pagemap;
-use crate::sys::process::{Memory, PidFd, nonce, page_of, process_of};
+use crate::sys::process::{Memory, nonce, page_of, process_of};
 
 /// How often a child is looked at.
 const TRIES: u32 = 3;
@@ -24,8 +24,10 @@ const TRIES: u32 = 3;
 /// The process of a forked child without a worker.
 #[derive(Debug)]
 pub(crate) struct LoneChild {
-    /// Its process id.
-    pub pid: i32,
+    number: i32,
+    /// What is in its beacon, and where that is.
+    nonce: Nonce,
+    beacon: u64,
     /// Its page tables.
     pub pagemap: Arc<Pagemap>,
 }
@@ -33,12 +35,17 @@ pub(crate) struct LoneChild {
 impl LoneChild {
     /// The process of `thread`, if this number is in its beacon. `None` also if it cannot be looked at.
     fn of(thread: i32, beacon: u64, nonce: Nonce) -> Option<LoneChild> {
-        let pid = process_of(thread)?;
-        let process = PidFd::open(pid).ok()?;
-        let pagemap = Arc::new(Pagemap::open(thread).ok()?);
-        let is_proven = Memory::open(thread, beacon).ok()?.has(nonce, beacon + size_of::<u64>() as u64);
-        // As long as it lives its numbers are no other's.
-        (is_proven && !process.has_ended()).then_some(LoneChild { pid, pagemap })
+        let number = process_of(thread)?;
+        // Opened first: the memory that is proven may be another's by then, and the page tables an earlier one's, but not the other way round.
+        let pagemap = Arc::new(Pagemap::open(number).ok()?);
+        let child = LoneChild { number, nonce, beacon, pagemap };
+        child.pid().map(|_| child)
+    }
+
+    /// Its process id, if a process of this number has its memory now: it may have ended, or have executed another program.
+    pub fn pid(&self) -> Option<i32> {
+        let memory = Memory::open(self.number, self.beacon).ok()?;
+        memory.has(self.nonce, self.beacon + size_of::<u64>() as u64).then_some(self.number)
     }
 }
 

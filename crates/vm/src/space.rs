@@ -38,7 +38,7 @@ use crate::staging::Staging;
 use crate::swapin::Readahead;
 use crate::sys::link::Link;
 use crate::sys::pagemap::Pagemap;
-use crate::sys::process::{Memory, PidFd};
+use crate::sys::process::{self, Memory, PidFd};
 use crate::sys::tether::Tether;
 use crate::sys::thread::{OneProcessor, Processor};
 use crate::sys::uffd::{FillError, Message, Uffd};
@@ -619,18 +619,9 @@ impl State {
     /// Applies a change of the layout.
     pub fn apply(&mut self, engine: &Zswap, change: Change) {
         match change {
-            Change::Unmap(range) => {
-                self.note_lost_places(range);
-                self.forget(engine, range);
-            }
-            Change::Remap { from, to, len } => {
-                self.note_lost_places(Range::sized(from, len));
-                self.remap(engine, from, to, len);
-            }
-            Change::Remove(range) => {
-                self.note_lost_places(range);
-                self.empty(engine, range);
-            }
+            Change::Unmap(range) => self.forget(engine, range),
+            Change::Remap { from, to, len } => self.remap(engine, from, to, len),
+            Change::Remove(range) => self.empty(engine, range),
         }
     }
 
@@ -642,12 +633,16 @@ impl State {
 
     /// Processes that have, or had, the program's memory: its worker may have been killed, or the program have ended.
     pub fn processes(&self) -> impl Iterator<Item = i32> + '_ {
-        let child = self.lone_child.as_ref().map(|child| child.pid);
+        let child = self.lone_child.as_ref().and_then(LoneChild::pid);
         self.worker.iter().map(|worker| worker.pid).chain(self.program).chain(child)
     }
 
     /// Notes if the program has taken away what waits in the staging area.
-    fn note_lost_places(&mut self, range: Range) {
+    pub fn note_lost_places(&mut self, change: Change) {
+        let range = match change {
+            Change::Unmap(range) | Change::Remove(range) => range,
+            Change::Remap { from, len, .. } => Range::sized(from, len),
+        };
         let Some(worker) = self.worker.as_ref().filter(|worker| worker.staging().overlaps(range)) else { return };
         self.has_lost_places |= self.staging.iter().any(|(sequence, _)| range.contains(worker.staging_page(sequence)));
     }
@@ -659,7 +654,9 @@ impl State {
         for (&sequence, data) in sequences.iter().zip(data) {
             let page = worker.staging_page(sequence);
             if let Err(error) = worker.memory.read(&[Range::page(page)], data) {
-                if self.has_lost_places || !worker.pagemap.is_absent(page)? {
+                // The kernel takes all memory of a process that is killed, at times before it has ended.
+                let is_ending = |pid| process::is_exiting(pid) || process::is_told_to_end(pid);
+                if self.has_lost_places || !worker.pagemap.is_absent(page)? || self.program.is_some_and(is_ending) {
                     return Err(error);
                 }
                 data.fill(0);

@@ -22,7 +22,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixListener;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use uzswap_proto::{Job, MAX_WORDS, SOCKET_PATH};
 
@@ -253,6 +253,11 @@ impl Link {
         self.socket.user()
     }
 
+    /// Has what comes by it closed for another user.
+    pub fn hand_to(&mut self, user: User) {
+        self.socket.hand_to(user);
+    }
+
     /// Has the kernel let messages with descriptors pass, or refuse them again. Those that were sent in between come all the same.
     pub fn let_descriptors_pass(&self, passes: bool) {
         if passes {
@@ -293,10 +298,18 @@ impl Link {
     /// Receives a message if one is there, or comes within `patience`. An end of file is an `UnexpectedEof` error; a message with
     /// descriptors that a client has no reason to send is an `InvalidData` error.
     pub fn receive(&self, patience: Duration) -> io::Result<Option<Received>> {
-        let mut poll = libc::pollfd { fd: self.as_raw_fd(), events: libc::POLLIN, revents: 0 };
-        // SAFETY: one pollfd.
-        if super::check(unsafe { libc::poll(&raw mut poll, 1, patience.as_millis() as i32) })? == 0 {
-            return Ok(None);
+        let end = Instant::now() + patience;
+        loop {
+            let left = end.saturating_duration_since(Instant::now());
+            let mut poll = libc::pollfd { fd: self.as_raw_fd(), events: libc::POLLIN, revents: 0 };
+            // SAFETY: one pollfd.
+            match super::check(unsafe { libc::poll(&raw mut poll, 1, left.as_millis() as i32) }) {
+                Ok(0) => return Ok(None),
+                Ok(_) => break,
+                // The watchdog interrupts threads that stood still a moment ago.
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
+            }
         }
         let mut words = [0u64; MAX_WORDS];
         let mut control: LargestControl = [0; 2 + KERNEL_MAX_DESCRIPTORS.div_ceil(2)];

@@ -424,9 +424,15 @@ impl PidFd {
 
     /// Whether the process has ended.
     pub fn has_ended(&self) -> bool {
-        let mut poll = libc::pollfd { fd: self.as_raw_fd(), events: libc::POLLIN, revents: 0 };
-        // SAFETY: one pollfd.
-        unsafe { libc::poll(&raw mut poll, 1, 0) > 0 }
+        loop {
+            let mut poll = libc::pollfd { fd: self.as_raw_fd(), events: libc::POLLIN, revents: 0 };
+            // SAFETY: one pollfd.
+            match super::check(unsafe { libc::poll(&raw mut poll, 1, 0) }) {
+                // A signal came.
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                result => return result.is_ok_and(|ready| ready > 0),
+            }
+        }
     }
 }
 
