@@ -488,3 +488,43 @@ def moves_after_forks(context: Context, test):
     outcome = context.run([context.program("moveafterfork"), context.size(3, 30)], "--memory-max", "1G", timeout=test.seconds)
     right = (outcome.status, outcome.stdout) == (0, "every child had what was there at its fork\n")
     yield Result("moveafterfork", right, "" if right else complaint(outcome))
+
+
+# What a program finds of the signals and descriptors that it was started with. Without a standard output it says so on the other.
+FINDS = """
+grep SigIgn /proc/self/status >&2
+for i in 0 1; do [ -e /proc/$$/fd/$i ] || echo $i is closed >&2; done
+exit 3
+"""
+
+# Asks what a filter of system calls could do, and installs none; then a child holds more than the limit for a while.
+ASKS = """
+import ctypes, os, time
+action = ctypes.c_uint(0x80000000)
+assert ctypes.CDLL(None).syscall(317, 2, 0, ctypes.byref(action)) == 0
+child = os.fork()
+if not child:
+    memory = bytearray(os.urandom(48 << 20))
+    time.sleep(4)
+    os._exit(0)
+print(os.waitpid(child, 0)[1])
+"""
+
+
+@test("inherited", 60, beside=True)
+def inherited(context: Context, test):
+    """A program finds the ignored signals and the closed descriptors that `uzswap run` was started with, which waits for its end all the same."""
+    def start():
+        for number in (signal.SIGCHLD, signal.SIGPIPE):
+            signal.signal(number, signal.SIG_IGN)
+        os.close(0)
+        os.close(1)
+
+    def finds(*prefix):
+        argv = [*map(str, prefix), "sh", "-c", FINDS]
+        done = subprocess.run(argv, stderr=subprocess.PIPE, text=True, timeout=20, preexec_fn=start, restore_signals=False)
+        return done.returncode, done.stderr
+    expected, found = finds(), finds(context.uzswap, "run", "--memory-max", "64M", "--quiet", "--")
+    yield check("inherited: signals and descriptors", unless(found == expected and "0 is closed" in found[1], f"{found}, not {expected}"))
+    outcome = context.run(["python3", "-c", ASKS], "--memory-max", "32M", "--require", "--quiet", timeout=test.seconds)
+    yield check("inherited: asking installs no filter", unless((outcome.status, outcome.stdout) == (0, "0\n"), complaint(outcome)))

@@ -12,6 +12,7 @@ import socket
 import struct
 import subprocess
 import time
+from pathlib import Path
 
 import harness
 from behaviour import check, unless, wait_until
@@ -216,6 +217,41 @@ def moved_crowd(context: Context, test):
     yield check("moved-crowd: none of them is left", unless(left, "they are still in the group"), unless(daemon.ask("rmdir", "own").returncode == 0, "it cannot be removed"))
     outcome = daemon.end()
     yield check("moved-crowd: the daemon ends", unless(outcome.status == 0, complaint(outcome)), *daemon.is_gone())
+
+
+@test("moved-numbers", 60)
+def moved_numbers(context: Context, test):
+    """Processes that a user has moved end, and others of another user's job get their numbers: they are in their own group."""
+    need_root()
+    daemon = open_daemon(context)
+    daemon.ask("mkdir", "own", prefix=NOBODY)
+    sleeper = context.program("hello", "-static")
+    crowd = daemon.start(["sh", "-c", f"for i in $(seq 40); do {sleeper} 30 >/dev/null & done; wait"], "--memory-max", "64M", "--quiet", prefix=NOBODY)
+    sleepers = lambda: [pid for pid in crowd.survivors() if harness.comm(pid).startswith("hello")]
+    begun = wait_until(lambda: len(sleepers()) == 40, 20)
+    victims = sleepers()
+    moves = subprocess.run([*NOBODY, "python3", "-c", MOVES, daemon.socket], input=" ".join(map(str, victims)), capture_output=True, text=True, timeout=30)
+    source, sink = os.pipe()
+    good = daemon.start(["sh", "-c", "while read line; do sleep 5 & done; wait"], "--cgroup", "good", "--memory-max", "64M", "--quiet", stdin=source)
+    os.close(source)
+    wait_until(lambda: daemon.get("cgroup/good/cgroup.procs").split(), 10)
+    hits, intruders = [], []
+    for victim in victims:
+        os.kill(victim, signal.SIGKILL)
+        wait_until(lambda: not os.path.exists(f"/proc/{victim}"), 5)
+        Path("/proc/sys/kernel/ns_last_pid").write_text(str(victim - 1))
+        os.write(sink, b"\n")
+        if wait_until(lambda: harness.comm(victim) == "sleep", 0.5):
+            hits.append(victim)
+            time.sleep(0.02)
+            intruders += [pid for pid in daemon.get("cgroup/own/cgroup.procs").split() if int(pid) in hits]
+    os.close(sink)
+    crowd.kill()
+    outcome = good.wait(20)
+    yield check(f"moved-numbers: {len(hits)} numbers were used again", unless(begun and moves.stdout == "40\n", f"{moves}"), unless(len(hits) > 5, "too few"),
+                unless(not intruders, f"{len(intruders)} are in the other user's group"), unless(outcome.status == 0, complaint(outcome)))
+    outcome = daemon.end()
+    yield check("moved-numbers: the daemon ends", unless(outcome.status == 0, complaint(outcome)), *daemon.is_gone())
 
 
 # Has a part of its memory wiped on fork each time that it reads a line, by libc's madvise, which waits for the manager.

@@ -301,6 +301,22 @@ def stop(context: Context, test):
     yield check("daemon-stop: ends when nothing is away", unless(outcome.status == 0, complaint(outcome)), *daemon.is_gone())
 
 
+@test("guards-kept", 60, beside=True)
+def guards_kept(context: Context, test):
+    """Guards over memory that is paged out are there still when a daemon has ended, which brings all of it back."""
+    daemon = Daemon(context)
+    source, sink = os.pipe()
+    job = daemon.start([context.program("guardskept")], "--memory-max", "256M", "--quiet", stdin=source)
+    os.close(source)
+    ready = wait_until(lambda: harness.read(job.files[0]) == b"ready\n", 20)
+    outcome = daemon.end()
+    os.write(sink, b"\n")
+    os.close(sink)
+    result = job.wait(20)
+    yield check("guards-kept", unless(ready and outcome.status == 0, complaint(outcome)),
+                unless((result.status, result.stdout) == (0, "ready\nthey are all there\n"), complaint(result)))
+
+
 @test("daemon-damage", 60, beside=True)
 def damage(context: Context, test):
     """A damaged block of the swap file costs the pages in it and no others when a daemon that ends brings back everything."""

@@ -25,6 +25,46 @@ def guard_pages(context: Context, test):
     yield run_program(context, test, "guards", "guards stay and what was under them is gone", context.size(5, 30))
 
 
+@test("guards-and-faults", 60, needs_uzswap=False, beside=True)
+def guards_over_wanted_pages(context: Context, test):
+    """Guards are put over pages that a thread waits for just then: it gets the page or SIGSEGV, and the job goes on."""
+    yield run_program(context, test, "guardfault", "guards stand against readers", context.size(5, 30), limit="16M")
+
+
+@test("discards", 60, beside=True)
+def discards_that_overlap(context: Context, test):
+    """Threads discard overlapping ranges at once, or move the end of one away, while they are paged out: nothing comes back."""
+    for how in ("discard", "move"):
+        result = run_program(context, test, "discards", "what was discarded stayed so", how, context.size(3, 30), limit="4M")
+        yield Result(f"discards: {how}", result.ok, result.detail)
+
+
+@test("lone-child", 90, beside=True)
+def children_without_a_worker(context: Context, test):
+    """Forked children without a worker find guards, what was left out of the fork or wiped, and what a refused call leaves, as they are to."""
+    for how in ("filter", "bare"):
+        for what in ("dontfork", "guards", "removed", "refused", "wiped"):
+            result = run_program(context, test, "lonechild", "children found what is right", how, what, limit="16M")
+            yield Result(f"lone-child: {how} {what}", result.ok, result.detail)
+
+
+@test("lazyfree", 60, beside=True)
+def freed_lazily(context: Context, test):
+    """The kernel takes memory that was given to it with MADV_FREE, after it was moved out: it reads as zeros, also in forked children."""
+    for how in ("read", "fork"):
+        result = run_program(context, test, "lazyfree", "the kernel took only what it was given", how, limit="96M")
+        yield Result(f"lazyfree: {how}", result.ok, result.detail)
+
+
+@test("fork-full", 60, beside=True)
+def forks_without_room(context: Context, test):
+    """Forks while neither pool nor swap file has room for what is being moved out of memory that children do not inherit."""
+    argv = [context.program("forkfull"), 60, context.size(5, 30)]
+    outcome = context.run(argv, "--memory-max", "64M", "--swap-size", "8M", "--quiet", timeout=test.seconds)
+    right = (outcome.status, outcome.stdout) == (0, "every fork came to its end\n")
+    yield Result("fork-full", right, "" if right else complaint(outcome))
+
+
 @test("refused", 60, needs_uzswap=False, beside=True)
 def refused_changes(context: Context, test):
     """munmap, mmap and mremap that the kernel refuses after it has announced them: what was there is not lost."""

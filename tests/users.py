@@ -2,15 +2,20 @@
 environment, a setuid program."""
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
+import socket
+import struct
 import subprocess
 import time
 
 import harness
 from behaviour import check, unless, wait_until
+from control import WRITE, besiege, request
 from daemon import NOBODY, Daemon, open_daemon, whole
 from holders import Mute
+from hostile import KEPT, Client, attach_socket, become, delays_of
 from suite import MIB, Context, complaint, need_root, test
 
 # Reads 20 MiB of its own again and again for so many seconds, all of which must be right; says how long the slowest pass took.
@@ -112,6 +117,160 @@ def environment_end(context: Context, test):
             job.kill()
         if daemon:
             yield check(f"hostile-environment-end: {what}, nothing left", *daemon.is_gone())
+
+
+# Touches all of 48 MiB without a pause.
+TOUCHES = """
+import os
+memory = bytearray(os.urandom(48 << 20))
+print("ready", flush=True)
+while True:
+    memory[::4096] = bytes(len(memory) // 4096)
+"""
+
+
+@test("hostile-reclaim", 90)
+def reclaim(context: Context, test):
+    """A user that has more reclaimed from its own group than there will ever be holds up neither the requests of others nor the daemon's end."""
+    need_root()
+    daemon = open_daemon(context)
+    job = daemon.start(["python3", "-c", TOUCHES], "--cgroup", "theirs", "--quiet", prefix=NOBODY)
+    began = wait_until(lambda: harness.read(job.files[0]), 20)
+
+    def asks():
+        with daemon.connect() as door:
+            door.sendall(request(WRITE, b"cgroup/theirs/memory.reclaim", b"7E"))
+            answers.value += len(door.recv(4096)) > 0
+
+    def as_its_user():
+        become(65534)
+        besiege([asks] * 4)
+
+    answers = multiprocessing.get_context("fork").Value("i", 0)
+    user = multiprocessing.get_context("fork").Process(target=as_its_user)
+    user.start()
+    try:
+        delays = delays_of(daemon, 0, context.size(4, 60))
+        p99 = sorted(delays)[len(delays) * 99 // 100] if delays else 99
+        taken = daemon.count("cgroup/theirs/memory.stat", "pgsteal") * 4096 // MIB
+        yield check(f"hostile-reclaim: {len(delays)} requests of root, p99 {p99 * 1000:.1f} ms, beside {taken} MiB taken", unless(began and taken > 24, "nothing was taken"),
+                    unless(len(delays) > 20 and p99 < 0.1, f"the slowest took {max(delays, default=99):.2f} s"))
+        yield check(f"hostile-reclaim: {answers.value} answers", unless(wait_until(lambda: answers.value >= 4, 20), "a request has no end"))
+        start = time.monotonic()
+        os.kill(daemon.job.process.pid, signal.SIGTERM)
+        ended = has_ended(daemon.job, 30)
+        took = time.monotonic() - start
+    finally:
+        user.kill()
+        user.join()
+    yield check(f"hostile-reclaim: the daemon ends in {took:.1f} s", unless(ended and took < 10, "it was held up"),
+                unless(daemon.job.end_within(1).status == 0, complaint(daemon.job.outcome)), *daemon.is_gone())
+    job.kill()
+
+
+# Starts so many programs, one after the other.
+STARTS = "number=0; while [ $number -lt %d ]; do /bin/true || exit 1; number=$((number + 1)); done; echo done"
+
+
+def hands_over(send) -> int:
+    """Hands over a hundred sockets whose last close waits ten minutes for a peer that does not read, as long as this process lives; tells how many
+    were taken."""
+    count, listener = 100, socket.socket()
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    listener.bind(("127.0.0.1", 0))
+    listener.listen(count)
+    # The end of a process lingers for nothing: where the manager has closed them first, the last close is this one.
+    child = os.fork()
+    if child == 0:
+        try:
+            sockets = [socket.socket() for _ in range(count)]
+            for one in sockets:
+                one.connect(listener.getsockname())
+                one.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 600))
+                one.setblocking(False)
+                try:
+                    one.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+                    while True:
+                        one.send(bytes(65536))
+                except BlockingIOError:
+                    pass
+            send([one.fileno() for one in sockets])
+            os._exit(0)
+        finally:
+            os._exit(1)
+    KEPT.extend(listener.accept()[0] for _ in range(count))
+    return count if os.waitpid(child, 0)[1] == 0 else 0
+
+
+def hands_over_without_token(daemon: Daemon, name: bytes) -> int:
+    link = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    link.connect(name)
+    KEPT.append(link)
+    return hands_over(lambda descriptors: socket.send_fds(link, [bytes(24)], descriptors))
+
+
+def hands_over_with_token(daemon: Daemon, name: bytes) -> int:
+    try:
+        client = Client(daemon)
+    except (OSError, AssertionError):       # it is not greeted any more
+        return 0
+    KEPT.append(client)
+    return hands_over(client.hello)
+
+
+def besieges(daemon: Daemon, name: bytes, hand_over, pipe) -> None:
+    """Hands over what lingers, again and again, and connects in a loop."""
+    become(65534)
+    pipe.send(sum(hand_over(daemon, name) for _ in range(3)))
+
+    def connects():
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as link:
+            link.connect(name)
+            link.send(bytes(24))
+            link.recv(1)
+
+    besiege([connects] * 4)
+    while True:
+        hand_over(daemon, name)
+        time.sleep(0.1)
+
+
+# Not beside others: how long the programs of the other job take is measured.
+@test("hostile-linger", 90)
+def linger(context: Context, test):
+    """A user whose descriptors cannot be closed has the descriptors of no other user wait, and a bounded number of the manager's."""
+    need_root()
+    for hand_over in (hands_over_without_token, hands_over_with_token):
+        what = hand_over.__name__.replace("_", " ")
+        daemon = open_daemon(context)
+        starts = lambda number: daemon.start(["sh", "-c", STARTS % number], "--memory-max", "16M", "--require", "--quiet")
+        alone = starts(100).end_within(60)
+        manager = daemon.manager()
+        before = harness.descriptors(manager)
+        ours, theirs = multiprocessing.Pipe()
+        hostile = multiprocessing.get_context("fork").Process(target=besieges, args=[daemon, attach_socket(manager), hand_over, theirs])
+        hostile.start()
+        try:
+            taken = ours.recv() if ours.poll(20) else -1
+            most, slowest, end = 0, 0, time.monotonic() + context.size(6, 60)
+            outcomes = []
+            while time.monotonic() < end and (not outcomes or outcomes[-1].status == 0):
+                job = starts(100)
+                while not has_ended(job, 0.02) and time.monotonic() < end + 30:
+                    most = max(most, harness.descriptors(manager))
+                outcomes.append(job.end_within(1))
+                slowest = max(slowest, outcomes[-1].seconds)
+        finally:
+            hostile.kill()
+            hostile.join()
+        settled = wait_until(lambda: harness.descriptors(manager) <= before + 16, 15)
+        yield check(f"hostile-linger: {what}: {taken} taken, {100 * len(outcomes)} programs, {slowest / alone.seconds:.1f} times as slow, "
+                    f"{before} descriptors before, {most} at most", unless(taken >= 0, "the attack did not take place"),
+                    *(unless(outcome.status == 0 and outcome.stdout == "done\n", complaint(outcome)) for outcome in outcomes[-1:]),
+                    unless(most <= before + 1024, "it has ever more descriptors"), unless(slowest < 10 * alone.seconds + 2, "it was held up"))
+        yield check(f"hostile-linger: {what}: what lingered is closed", unless(settled, f"{before} before, {harness.descriptors(manager)} after"))
+        outcome = daemon.end()
+        yield check(f"hostile-linger: {what}: the daemon ends", unless(outcome.status == 0, complaint(outcome)), *daemon.is_gone())
 
 
 @test("hostile-crowd", 90)

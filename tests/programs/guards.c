@@ -86,6 +86,41 @@ static void remove_at_once(char *area, uint64_t base, void advise_guards(char *,
 	pages_expect(area + 200 * PAGE, PAGES - 200, base + 200, "behind the guards");
 }
 
+static int madvise_whole(char *at, size_t pages, int advice)
+{
+	return madvise(at, pages * PAGE, advice);
+}
+
+static int process_madvise_whole(char *at, size_t pages, int advice)
+{
+	struct iovec ranges[2] = {{at, 50 * PAGE}, {at + 50 * PAGE, (pages - 50) * PAGE}};
+	int self = syscall(SYS_pidfd_open, getpid(), 0);
+	ssize_t done = process_madvise(self, ranges, 2, advice, 0);
+
+	close(self);
+	return done == (ssize_t)(pages * PAGE) ? 0 : -1;
+}
+
+/* The kernel installs guards on both sides of a hole, and then comes to an error. */
+static void remove_around_a_hole(char *area, uint64_t base, int advise_guards(char *, size_t, int))
+{
+	pages_fill(area, PAGES, base);
+	advise(area, PAGES, MADV_PAGEOUT);
+	if (munmap(area + 160 * PAGE, PAGE))
+		die("munmap");
+	if (!advise_guards(area + 100 * PAGE, 100, GUARD_INSTALL)) {
+		printf("there is no error\n");
+		exit(1);
+	}
+	advise_guards(area + 100 * PAGE, 100, GUARD_REMOVE);
+	madvise(area + 161 * PAGE, 39 * PAGE, GUARD_REMOVE);
+	expect_zeros(area + 100 * PAGE, 60, "before a hole");
+	if (advise_guards == madvise_whole)
+		expect_zeros(area + 161 * PAGE, 39, "behind a hole");
+	pages_expect(area, 100, base, "before the guards around a hole");
+	pages_expect(area + 200 * PAGE, PAGES - 200, base + 200, "behind the guards around a hole");
+}
+
 /* The guards lie there until something nearby is wanted. */
 static void remove_later(char *area, uint64_t base)
 {
@@ -144,6 +179,8 @@ int main(int argc, char **argv)
 	for (uint64_t base = 1; microseconds() < end; base += PAGES) {
 		remove_at_once(map_at(area, LEN), base, advise);
 		remove_at_once(map_at(area, LEN), base, advise_self);
+		remove_around_a_hole(map_at(area, LEN), base, madvise_whole);
+		remove_around_a_hole(map_at(area, LEN), base, process_madvise_whole);
 		remove_later(map_at(area, LEN), base);
 		walk_fresh(area);
 		walk_stored(area, base);

@@ -158,9 +158,9 @@ fn control() -> Option<&'static Control> {
     if is_own { unsafe { control.as_ref() } } else { None }
 }
 
-/// Whether pages of this process have been evicted.
+/// Whether pages of this process have been evicted; true also of a forked child without a worker, which may have inherited such.
 pub fn evicts() -> bool {
-    control().is_some_and(|control| control.evicts.load(Relaxed))
+    control().map_or_else(|| BEACON.load(Relaxed) != 0, |control| control.evicts.load(Relaxed))
 }
 
 /// To be called before a fork, in the thread that forks.
@@ -181,6 +181,10 @@ pub extern "C" fn before_fork() {
 pub extern "C" fn in_forked_child() {
     let Some(job) = job() else { return };
     let (inherits, is_filtered) = (INHERITABLE.load(Relaxed), calls::is_filtered());
+    if is_filtered {
+        // The manager is to find out which process this is: no worker will tell it.
+        write_to_beacon();
+    }
     // A thread that touches the beacon waits if the manager is gone and the memory keeps its userfaultfd open. So where there will be a
     // worker, the worker does it, which can be ended.
     let nonce = match if inherits && !is_filtered { [0; 3] } else { look_at_beacon() } {
@@ -204,6 +208,15 @@ fn look_at_beacon() -> [u64; 3] {
     let page = BEACON.load(Relaxed) as *const [u64; 3];
     // SAFETY: the beacon is mapped in all descendants by fork of the process that has set this.
     if page.is_null() { [0; 3] } else { unsafe { page.read_volatile() } }
+}
+
+/// Writes to the beacon page of a process that has no worker; not where words are.
+fn write_to_beacon() {
+    let page = BEACON.load(Relaxed) as *mut u64;
+    if !page.is_null() {
+        // SAFETY: as above; nothing else is in this word.
+        unsafe { page.add(PAGE_SIZE / size_of::<u64>() - 1).write_volatile(0) };
+    }
 }
 
 /// What a forked child has of its parent.

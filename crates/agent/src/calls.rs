@@ -21,6 +21,9 @@ use crate::sys::{self, call};
 /// Whether this process, or one that it was forked from since it executed its program, has installed a filter.
 pub static FILTERED: AtomicBool = AtomicBool::new(false);
 
+/// The second of the two operations of seccomp that install a filter.
+const SECCOMP_SET_MODE_FILTER: u32 = 1;
+
 /// Whether the program has installed a filter.
 pub fn is_filtered() -> bool {
     FILTERED.load(Relaxed)
@@ -65,8 +68,9 @@ unsafe extern "C" fn process_madvise_call(
     unsafe { hints::own_process_madvise(process as i32, ranges as _, count, advice as i32, flags as u32) }
 }
 
-extern "C" fn note_seccomp(result: isize) -> isize {
-    if result >= 0 {
+extern "C" fn note_seccomp(result: isize, operation: u32) -> isize {
+    // Others only ask.
+    if result >= 0 && operation <= SECCOMP_SET_MODE_FILTER {
         FILTERED.store(true, Relaxed);
     }
     // SAFETY: called by `syscall`, for the program.
@@ -191,6 +195,7 @@ pub unsafe extern "C" fn own_syscall() {
         "mov rsi, rdx",
         "mov rdx, rcx",
         "syscall",
+        "mov rsi, rdi",
         "mov rdi, rax",
         "jmp {seccomp}",
         "3:",

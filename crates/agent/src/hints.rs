@@ -2,9 +2,10 @@
 //!
 //! `MADV_PAGEOUT` and `MADV_COLD` are followed by the manager. `MADV_WIPEONFORK` empties a range in forked children,
 //! which the manager cannot see; it brings the range back and leaves it alone from then on, before the kernel is told.
-//! `MADV_GUARD_INSTALL` discards what is under the guards, of which the kernel sends no event. A `MADV_DONTNEED` of the range,
+//! `MADV_GUARD_INSTALL` discards what is under the guards, of which the kernel sends no event. A `MADV_FREE` of the range,
 //! which leaves guards alone, sends one: the manager drops what it keeps there. A page that the manager was just filling may
-//! have replaced its guard before; so the guards are then installed once more.
+//! have replaced its guard before; so the guards are then installed once more. (`MADV_DONTNEED` would take such a page away: until then
+//! another thread would find zeros.)
 //!
 //! `shmat(SHM_REMAP)` replaces what is mapped without an event. `mremap` announces what it replaces. So the segment is attached elsewhere and
 //! moved there.
@@ -17,10 +18,10 @@ use uzswap_proto::{Advice, Advise, MAX_WORDS, PAGE_SIZE};
 use crate::attach::{evicts, job, weak};
 use crate::calls::is_filtered;
 use crate::connection::connect;
-use crate::sys::{self, EINVAL, call, is_error};
+use crate::sys::{self, EFAULT, EINVAL, call, is_error};
 use crate::worker::{receive, send};
 
-const MADV_DONTNEED: i32 = 4;
+const MADV_FREE: i32 = 8;
 const MADV_WIPEONFORK: i32 = 18;
 const MADV_COLD: i32 = 20;
 const MADV_PAGEOUT: i32 = 21;
@@ -51,10 +52,17 @@ pub unsafe extern "C" fn own_madvise(address: usize, len: usize, advice: i32) ->
     let result = unsafe { call!(sys::SYS_MADVISE, address, len, advice) };
     // SAFETY: guards were just installed. The program has called, in place of libc's function.
     unsafe {
-        if result >= 0 && advice == MADV_GUARD_INSTALL {
-            announce_guards(address, len);
+        if advice == MADV_GUARD_INSTALL {
+            if is_error(result) { tell_of_guards(address, len) } else { announce_guards(address, len) }
         }
         finish(result) as i32
+    }
+}
+
+/// Has the manager look for guards where the kernel has come to an error: it may have installed some before and, after a hole, behind it.
+fn tell_of_guards(address: usize, len: usize) {
+    if evicts() {
+        tell_manager(Advice::Guards, address, len);
     }
 }
 
@@ -66,7 +74,10 @@ unsafe fn announce_guards(address: usize, len: usize) {
     if evicts() {
         // SAFETY: as the caller's.
         unsafe {
-            call!(sys::SYS_MADVISE, address, len, MADV_DONTNEED);
+            if is_error(call!(sys::SYS_MADVISE, address, len, MADV_FREE)) {
+                // It ends at the first mapping of a file.
+                tell_of_guards(address, len);
+            }
             call!(sys::SYS_MADVISE, address, len, MADV_GUARD_INSTALL);
         }
     }
@@ -85,18 +96,23 @@ pub unsafe extern "C" fn own_process_madvise(
 ) -> isize {
     // SAFETY: the program's own request.
     let result = unsafe { call!(sys::SYS_PROCESS_MADVISE, process, ranges, count, advice, flags) };
-    if result >= 0 && advice == MADV_GUARD_INSTALL && sys::is_own(process) {
-        let mut left = result as usize;
+    /// `UIO_MAXIOV`
+    const MOST_RANGES: usize = 1024;
+    // Else the kernel may not have read the ranges, nor be able to.
+    let has_read = result >= 0 || flags == 0 && (1..=MOST_RANGES).contains(&count) && result != -EFAULT;
+    if has_read && advice == MADV_GUARD_INSTALL && sys::is_own(process) {
+        let mut left = result.max(0) as usize;
         for place in 0..count {
             // SAFETY: the kernel has just read them, and advised the first `result` bytes.
-            unsafe {
-                let [address, len] = ranges.add(place).read();
-                announce_guards(address, len.min(left));
-                left = left.saturating_sub(len);
-            }
-            if left == 0 {
+            let [address, len] = unsafe { ranges.add(place).read() };
+            if len > left {
+                // It came to an error in this one.
+                tell_of_guards(address, len);
                 break;
             }
+            // SAFETY: it has advised all of this one.
+            unsafe { announce_guards(address, len) };
+            left -= len;
         }
     }
     // SAFETY: the program has called, in place of libc's function.

@@ -90,6 +90,7 @@ impl Questions {
                     true
                 }
                 Advice::Exclude => pager.exclude(space, question.range),
+                Advice::Guards => pager.find_guards(space, question.range),
             };
         if done {
             // The program may have gone away meanwhile.

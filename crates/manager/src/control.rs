@@ -28,7 +28,7 @@ pub(crate) mod mock;
 mod tests;
 
 pub use error::Error;
-pub use machine::{Figures, GroupId, Limit, Machine, Parameter, Parameters, Pressure, Stall, Writer};
+pub use machine::{Figures, GroupId, Limit, Machine, MayLeave, Parameter, Parameters, Pressure, Stall, Writer};
 
 use files::{File, Open, is_operator, may_change};
 use uzswap_engine::MAX_FOLIO_ORDER;

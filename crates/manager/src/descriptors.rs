@@ -9,6 +9,9 @@ use rustix::process::{Resource, getrlimit};
 /// Connections are accepted only while so many descriptors are left.
 const RESERVE: u64 = 256;
 
+/// Descriptors that the manager leaves in the table that it shares, for the guard that kills its jobs when it is dead.
+pub const OF_GUARD: u64 = 32;
+
 /// Returns how many descriptors the manager can have.
 pub fn limit() -> u64 {
     getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX)

@@ -24,7 +24,7 @@ use std::sync::mpsc::{self, Sender};
 use std::thread::{self, Scope};
 use std::time::{Duration, Instant};
 
-use parking_lot::{RwLock, RwLockWriteGuard};
+use parking_lot::{Condvar, Mutex, RwLock, RwLockWriteGuard};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{FlockOperation, flock};
 use uzswap_proto::control::{
@@ -52,6 +52,10 @@ const LONG_FILES: [&str; 3] = ["cgroup.kill", "cgroup.procs", "memory.reclaim"];
 
 /// How long a request may take to arrive, or an answer to be taken.
 const PATIENCE: Duration = Duration::from_secs(2);
+
+/// How long the end of a job waits for answers, and the end of a daemon for those that take long.
+const LAST_PATIENCE: Duration = Duration::from_secs(1);
+const QUIET_PATIENCE: Duration = Duration::from_secs(3);
 
 /// How long a connection may rest.
 const REST: Duration = Duration::from_secs(60);
@@ -98,8 +102,12 @@ pub struct Door {
     listener: UnixListener,
     /// Its name, and which socket that is, for others may come to have the name; none if it is somebody else's to remove.
     name: Option<(PathBuf, (u64, u64))>,
-    /// Shared while requests are answered.
+    /// Shared while requests are answered that do not take long.
     turn: RwLock<()>,
+    /// How many requests are being answered that take long.
+    long: Mutex<usize>,
+    /// Told of the end of each of those.
+    long_ended: Condvar,
     /// Counts connections that come back from where something took long.
     returns: File,
 }
@@ -134,7 +142,8 @@ impl Door {
         listener.set_nonblocking(true)?;
         // Requests have no descriptors. Closing one could take long.
         refuse_descriptors(&listener);
-        Ok(Door { listener, name: None, turn: RwLock::new(()), returns: event()? })
+        let (turn, long, long_ended) = Default::default();
+        Ok(Door { listener, name: None, turn, long, long_ended, returns: event()? })
     }
 
     /// Takes the name away, unless somebody else has it by now.
@@ -146,14 +155,23 @@ impl Door {
         }
     }
 
-    /// Waits until what is being answered has been, a second at most. To be called at the end of the job.
+    /// Waits until what is being answered has been, a second or two at most. To be called at the end of the job.
     pub fn let_finish(&self) {
-        drop(self.turn.try_write_for(Duration::from_secs(1)));
+        drop(self.turn.try_write_for(LAST_PATIENCE));
+        self.wait_for_long(LAST_PATIENCE);
     }
 
-    /// Waits until what is being answered has been, and keeps the next from being answered as long as this is held.
+    /// Waits until what is being answered has been, and keeps the next from being answered as long as this is held. What takes long has been
+    /// told to break off, but a process can hold up its thread: so that has [`QUIET_PATIENCE`].
     pub fn keep_quiet(&self) -> RwLockWriteGuard<'_, ()> {
-        self.turn.write()
+        let quiet = self.turn.write();
+        self.wait_for_long(QUIET_PATIENCE);
+        quiet
+    }
+
+    fn wait_for_long(&self, patience: Duration) {
+        let (mut long, end) = (self.long.lock(), Instant::now() + patience);
+        while *long > 0 && !self.long_ended.wait_until(&mut long, end).timed_out() {}
     }
 
     /// Serves for ever. Jobs can join if there are `joins`.
@@ -221,12 +239,11 @@ impl Door {
         scope: &'scope Scope<'scope, '_>,
         back: &Sender<Connection>,
     ) -> io::Result<()> {
-        let back = back.clone();
+        let (back, place) = (back.clone(), Long::begin(self));
         let work = move || {
-            let turn = self.turn.read();
             // An error is the end of the connection, as it will be seen when it is looked after again.
             let _ = connection.answer(machine).and_then(|()| connection.send());
-            drop(turn);
+            drop(place);
             // The door serves for ever, and an event counter takes a 1.
             let _ = back.send(connection);
             let _ = (&self.returns).write_all(&1u64.to_ne_bytes());
@@ -261,6 +278,24 @@ impl Door {
             }
         }
         None
+    }
+}
+
+/// A request that takes long, as long as this lives.
+struct Long<'a>(&'a Door);
+
+impl Long<'_> {
+    /// Counts one. To be called in the door's turn, so that none begins while it is kept quiet.
+    fn begin(door: &Door) -> Long<'_> {
+        *door.long.lock() += 1;
+        Long(door)
+    }
+}
+
+impl Drop for Long<'_> {
+    fn drop(&mut self) {
+        *self.0.long.lock() -= 1;
+        self.0.long_ended.notify_all();
     }
 }
 

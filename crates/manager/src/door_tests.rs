@@ -4,6 +4,7 @@ use std::io::{Read, Write};
 use std::net::Shutdown;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -229,6 +230,36 @@ fn a_crowd_displaces_those_who_rest() {
     assert!(is_closed(&mut crowd[0]), "the first has rested longest");
     let last = crowd.last_mut().unwrap();
     assert_eq!(ask(last, Verb::Read, "parameters/enabled", ""), (0, "Y\n".into()));
+}
+
+#[test]
+fn the_end_waits_for_what_takes_long_and_not_for_ever() {
+    let place = Place::new();
+    let door = Arc::new(Door::open(&place.socket(), 0o600).expect("a free name"));
+    let machine = Arc::new(Mock::new());
+    machine.0.write().reclaim_takes = Duration::from_millis(500);
+    let (served, asked) = (door.clone(), machine.clone());
+    thread::spawn(move || served.serve(&*asked, None));
+    let mut long = connect(&place.socket());
+    let mut begin = || {
+        long.write_all(&request(Verb::Write, "cgroup/memory.reclaim", "4096")).unwrap();
+        while *door.long.lock() == 0 {
+            thread::yield_now();
+        }
+        Instant::now()
+    };
+    begin();
+    let quiet = door.keep_quiet();
+    assert!(*door.long.lock() == 0, "what it asked for is done");
+    let mut other = connect(&place.socket());
+    other.write_all(&request(Verb::Read, "parameters/enabled", "")).unwrap();
+    other.set_read_timeout(Some(Duration::from_millis(100))).unwrap();
+    assert!(answer_of(&mut other).is_err(), "nothing is answered meanwhile");
+    drop(quiet);
+    machine.0.write().reclaim_takes = Duration::from_secs(100);
+    let begun = begin();
+    drop(door.keep_quiet());
+    assert!((QUIET_PATIENCE..2 * QUIET_PATIENCE).contains(&begun.elapsed()));
 }
 
 #[test]

@@ -6,16 +6,21 @@
 //! 2. behind a lock that the process holds for as long as it likes, of its own memory: then the read returns only when the reader is killed.
 //!    Many environments are read by a thread of its own ([`carriers`]). If a read takes longer than [`PATIENCE`] another thread goes on
 //!    behind that process, which is passed over until its read has returned; so are all processes of a user with [`MOST_STUCK`] such reads.
+//!
+//! A process can end while it is read, and another get its number. So what is found is an identity, proven by a handle that was opened before
+//! the read, on a process that had not ended after it.
 
 use std::collections::HashMap;
 use std::fs::{self, File};
 use std::io::{self, Read};
+use std::path::Path;
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
 use std::sync::{Arc, LazyLock};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
+use uzswap_vm::sys::process::{Identity, PidFd, is_shortage};
 
 /// Bytes of the longest environment: three quarters of the stack that the kernel counts with, 8 MiB.
 const MOST: u64 = 6 << 20;
@@ -34,40 +39,56 @@ static STUCK: LazyLock<Mutex<HashMap<i32, Option<u32>>>> = LazyLock::new(Mutex::
 /// # Errors
 /// The process is gone, or may not be looked at.
 pub fn of(pid: i32) -> io::Result<Vec<u8>> {
+    /// Threads that are asked: those that are about to end have no memory any more.
+    const SOME: usize = 8;
+    // Without memory there is none: an error from Linux 6.16 on, and an empty text before.
+    let has_some = |read: &io::Result<Vec<u8>>| read.as_ref().is_ok_and(|environment| !environment.is_empty());
+    let main = read_from(&format!("/proc/{pid}/environ"));
+    if has_some(&main) || main.as_ref().is_err_and(|error| error.raw_os_error() != Some(libc::ESRCH)) {
+        return main;
+    }
+    // The main thread may end before others do, which have the memory then.
+    let threads = fs::read_dir(format!("/proc/{pid}/task"))?.flatten().skip(1).take(SOME);
+    threads.map(|thread| read_from(&thread.path().join("environ"))).find(has_some).unwrap_or(main)
+}
+
+fn read_from(path: &(impl AsRef<Path> + ?Sized)) -> io::Result<Vec<u8>> {
     let mut environment = Vec::new();
-    File::open(format!("/proc/{pid}/environ"))?.take(MOST).read_to_end(&mut environment)?;
+    File::open(path.as_ref())?.take(MOST).read_to_end(&mut environment)?;
     Ok(environment)
 }
 
 /// What a search has found.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Found {
-    /// The processes that carry a value, each with its number.
-    pub carriers: Vec<(i32, usize)>,
+    /// The processes that carry a value, each with the number of the value.
+    pub carriers: Vec<(i32, Identity, usize)>,
     /// All whose environment was read.
     pub looked_at: Vec<i32>,
-    /// Whether all were tried, but for those that are passed over.
+    /// Whether all were tried, but for those that are passed over, and no carrier has ended meanwhile, which may have left a child.
     pub are_all: bool,
+    /// Whether some could not be tried for want of descriptors, threads or memory.
+    pub is_short: bool,
 }
 
 /// Finds those of `pids` whose variable `name` begins with one of `values`, as far as they are found until `end`.
 pub fn carriers(pids: Vec<i32>, name: &str, values: &[Vec<u8>], end: Instant) -> Found {
     let left = Arc::new(Mutex::new(pids));
     let wanted = Arc::new(Wanted { name: format!("{name}=").into_bytes(), values: values.to_vec() });
-    let mut found = Found::default();
+    let mut found = Found { are_all: true, ..Found::default() };
     while !left.lock().is_empty() {
         if Instant::now() > end {
-            return found;
+            return Found { are_all: false, ..found };
         }
         let (said, heard) = mpsc::channel();
         let (pids, wanted) = (left.clone(), wanted.clone());
         // Without a thread some environment may take for ever.
         if thread::Builder::new().name("environ".to_owned()).spawn(move || read(&pids, &wanted, &said, end)).is_err() {
-            break;
+            return Found { are_all: false, is_short: true, ..found };
         }
         follow(&heard, &mut found);
     }
-    Found { are_all: true, ..found }
+    found
 }
 
 /// What is looked for in an environment.
@@ -98,8 +119,22 @@ impl Wanted {
 enum Said {
     /// It begins with a process.
     Begins(i32),
-    /// It is done with the process, which has these values; `None` if its environment could not be read.
-    Has(i32, Option<Vec<usize>>),
+    /// It is done with the process.
+    Has(i32, Outcome),
+}
+
+/// What came of reading an environment.
+enum Outcome {
+    /// It has none of the values.
+    Other,
+    /// A process of this identity has these values.
+    Carries(Identity, Vec<usize>),
+    /// A process that had a value has ended.
+    Ended,
+    /// There is none, or it may not be looked at.
+    Failed,
+    /// This process is short of descriptors or memory.
+    Short,
 }
 
 /// Takes `pids` and reads their environments, one after the other, until one takes long, or the end.
@@ -112,12 +147,24 @@ fn read(pids: &Mutex<Vec<i32>>, wanted: &Wanted, said: &Sender<Said>, end: Insta
         }
         let start = Instant::now();
         let _ = said.send(Said::Begins(pid));
-        let values = of(pid).ok().map(|environment| wanted.found_in(&environment));
+        let has = values_of(pid, wanted)
+            .unwrap_or_else(|error| if is_shortage(&error) { Outcome::Short } else { Outcome::Failed });
         // If nothing listens any more, `pid` is noted as stuck.
-        let _ = said.send(Said::Has(pid, values));
+        let _ = said.send(Said::Has(pid, has));
         STUCK.lock().remove(&pid);
         takes_long = start.elapsed() > PATIENCE / 2 || Instant::now() > end;
     }
+}
+
+/// Reads the environment of one process.
+fn values_of(pid: i32, wanted: &Wanted) -> io::Result<Outcome> {
+    let process = PidFd::open(pid)?;
+    let values = wanted.found_in(&of(pid)?);
+    if values.is_empty() {
+        return Ok(Outcome::Other);
+    }
+    // If the process has ended by now, what was read may be another's, and the other way round.
+    Ok(process.identity().map_or(Outcome::Ended, |identity| Outcome::Carries(identity, values)))
 }
 
 /// Collects what a reading thread finds, until it ends or is stuck.
@@ -142,10 +189,18 @@ fn follow(heard: &Receiver<Said>, found: &mut Found) {
         };
         match said {
             Said::Begins(pid) => reading = Some(pid),
-            Said::Has(pid, values) => {
+            Said::Has(pid, has) => {
                 reading = None;
-                found.looked_at.extend(values.is_some().then_some(pid));
-                found.carriers.extend(values.into_iter().flatten().map(|number| (pid, number)));
+                match has {
+                    Outcome::Other => found.looked_at.push(pid),
+                    Outcome::Carries(identity, values) => {
+                        found.looked_at.push(pid);
+                        found.carriers.extend(values.into_iter().map(|number| (pid, identity, number)));
+                    }
+                    Outcome::Failed => {}
+                    Outcome::Ended => found.are_all = false,
+                    Outcome::Short => (found.are_all, found.is_short) = (false, true),
+                }
             }
         }
     }
@@ -182,9 +237,10 @@ mod tests {
         let (name, value) = entry.split_once('=').expect("it has a value");
         let values = [b"no such value".to_vec(), value.as_bytes().to_vec()];
         let found = carriers(vec![own, 0], name, &values, end);
-        assert_eq!(found, Found { carriers: vec![(own, 1)], looked_at: vec![own], are_all: true });
+        let carriers_found = vec![(own, PidFd::open(own).unwrap().identity().expect("it lives"), 1)];
+        assert_eq!(found, Found { carriers: carriers_found, looked_at: vec![own], are_all: true, is_short: false });
         let found = carriers(vec![own], "no such name", &values, end);
-        assert_eq!(found, Found { carriers: vec![], looked_at: vec![own], are_all: true });
+        assert_eq!(found, Found { carriers: vec![], looked_at: vec![own], are_all: true, is_short: false });
         assert_eq!(carriers(vec![own], name, &values, Instant::now() - PATIENCE), Found::default());
     }
 

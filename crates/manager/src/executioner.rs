@@ -5,16 +5,26 @@
 //! overwrite its environment. To look for the secret is to read memory of every process of the machine, which any of them can make long
 //! (`environment.rs`): those that are found by then are killed meanwhile. One search serves all jobs that are killed at the same time, and
 //! goes on where the one before it had to stop.
+//!
+//! **Which process.** A search takes seconds. A process of the job can end meanwhile, and another user's get its number. So no signal is
+//! sent to a number:
+//! 1. What is proven to belong is an [`Identity`]: by a handle that was opened before the proof, on a process that had not ended after it.
+//! 2. A signal is sent by a handle that has this identity. It is closed at once: a job can have more processes than the manager has
+//!    descriptors.
+//! 3. What seems to belong and could not be proven is met in the next search: no order is done before a search has found nothing.
+//! 4. Where descriptors are short, the search is repeated as long as they are, by the queue of a manager that goes on (`kill_queue.rs`). A
+//!    process that ends soon tries for [`PATIENCE`]: its end closes the descriptors that keep the programs from being killed by their
+//!    tethers.
 
 use std::collections::{HashMap, HashSet};
-use std::fs;
 use std::sync::mpsc::Sender;
 use std::time::{Duration, Instant};
+use std::{fs, io};
 
 use uzswap_proto::{ENV_JOB, Job};
 use uzswap_vm::sys::job;
-use uzswap_vm::sys::process::{Kinship, PidFd, field, share_memory, ticks_ago};
-use uzswap_vm::sys::thread;
+use uzswap_vm::sys::process::{Identity, Kinship, PidFd, field, is_shortage, share_memory, ticks_ago};
+use uzswap_vm::sys::{memory, thread};
 
 use crate::environment;
 
@@ -52,8 +62,7 @@ pub struct Order {
     /// What the variable [`ENV_JOB`] of their processes begins with.
     secret: Vec<u8>,
     front: Option<i32>,
-    /// When such a process has ended, its number may come to be another's.
-    known: Vec<(i32, PidFd)>,
+    known: Vec<(i32, Identity)>,
     spared: Vec<i32>,
     /// The programs by their workers.
     workers: Option<HashMap<i32, i32>>,
@@ -61,6 +70,10 @@ pub struct Order {
     paused: Option<Instant>,
     patience: Duration,
     killed: HashSet<i32>,
+    /// In this search, a process that may belong has ended, or could not be proven to.
+    is_unclear: bool,
+    /// In this search, descriptors or memory were short.
+    is_short: bool,
     /// Processes that do not carry the secret, with when they started.
     others: HashMap<i32, u64>,
     /// Dropped when the job is dead.
@@ -73,12 +86,11 @@ impl Order {
     /// Orders that every process of the job be killed but those in `spared`.
     ///
     /// `front`, if it is the caller, is the ancestor of all of them; `known` are processes known to belong.
-    pub fn new(manner: Manner, job: Job, front: Option<i32>, known: &[i32], spared: &[i32]) -> Order {
+    pub fn new(manner: Manner, job: Job, front: Option<i32>, known: Vec<(i32, Identity)>, spared: &[i32]) -> Order {
         Order::of(manner, job.to_text().to_vec(), front, known, spared)
     }
 
-    fn of(manner: Manner, secret: Vec<u8>, front: Option<i32>, known: &[i32], spared: &[i32]) -> Order {
-        let known = known.iter().filter_map(|&pid| Some((pid, PidFd::open(pid).ok()?))).collect();
+    fn of(manner: Manner, secret: Vec<u8>, front: Option<i32>, known: Vec<(i32, Identity)>, spared: &[i32]) -> Order {
         let (begun, patience, spared) = (Instant::now(), FIRST_PATIENCE, spared.to_vec());
         Order {
             user: None,
@@ -92,6 +104,8 @@ impl Order {
             paused: None,
             patience,
             killed: HashSet::new(),
+            is_unclear: false,
+            is_short: false,
             others: HashMap::new(),
             held: Vec::new(),
             told: Vec::new(),
@@ -139,69 +153,111 @@ impl Order {
     /// Takes over what a later order for the same job says.
     pub fn merge(&mut self, later: Order) {
         (self.manner, self.begun) = (later.manner, later.begun);
+        // What an operator kills does not wait for the user's turn.
+        self.user = self.user.filter(|_| later.user.is_some());
         if let (Some(workers), Some(more)) = (&mut self.workers, later.workers) {
             workers.extend(more);
         }
-        let is_new = |(pid, handle): &(i32, PidFd)| {
-            let is_same = |(other, known): &(i32, PidFd)| other == pid && !known.has_ended();
-            !handle.has_ended() && !self.known.iter().any(is_same)
-        };
-        let new: Vec<(i32, PidFd)> = later.known.into_iter().filter(is_new).collect();
+        let new: Vec<(i32, Identity)> = later.known.into_iter().filter(|known| !self.known.contains(known)).collect();
         self.known.extend(new);
         self.held.extend(later.held);
         self.told.extend(later.told);
     }
 
-    /// Returns those processes of the job that are known without a search.
-    fn members(&self, processes: &Processes) -> HashSet<i32> {
-        let known = self.known.iter().filter(|(_, handle)| !handle.has_ended()).map(|(pid, _)| *pid);
-        let known = known.filter(|pid| processes.contains_key(pid));
-        known.chain(self.front.into_iter().flat_map(|front| descendants_in(processes, front))).collect()
+    /// Returns those processes of the job that are known without a search of environments.
+    fn members(&mut self, processes: &Processes) -> Members {
+        let mut members = Members::new();
+        self.known.retain(|&(pid, identity)| match PidFd::open_known(pid, identity) {
+            Ok(_) => {
+                members.insert(pid, identity);
+                true
+            }
+            Err(error) => {
+                // It may have left a child that these processes do not include.
+                self.is_unclear = true;
+                self.is_short |= is_shortage(&error);
+                is_shortage(&error)
+            }
+        });
+        if let Some(front) = self.front {
+            let mut proven = HashMap::new();
+            for pid in descendants_in(processes, front) {
+                match descendant(pid, front, &proven) {
+                    Ok(Some((identity, started))) => {
+                        proven.insert(pid, started);
+                        members.insert(pid, identity);
+                    }
+                    Ok(None) => self.is_unclear = true,
+                    Err(error) => (self.is_unclear, self.is_short) = (true, self.is_short || is_shortage(&error)),
+                }
+            }
+        }
+        members
     }
 
     /// Notes which of the processes that were looked at do not carry the secret, so that they are not looked at again: those that had started
     /// before `old`.
-    fn note_others(&mut self, looked_at: &[i32], members: &HashSet<i32>, processes: &Processes, old: u64) {
-        let others = looked_at.iter().filter(|pid| !members.contains(pid));
+    fn note_others(&mut self, looked_at: &[i32], members: &Members, processes: &Processes, old: u64) {
+        let others = looked_at.iter().filter(|pid| !members.contains_key(pid));
         let started = others.filter_map(|pid| Some((*pid, processes.get(pid)?.started)));
         self.others.extend(started.filter(|(_, started)| *started < old));
     }
 
     /// Stops `members`, if they are to be stopped first: what is stopped does not see another die.
-    fn stop(&mut self, members: &HashSet<i32>) {
+    fn stop(&mut self, members: &Members) {
         if self.manner == Manner::StopFirst {
             // The worker of a dead program ends by itself, but not while it is stopped, should we die before the next signal.
-            let programs = self.alive(members).into_iter().filter(|pid| !is_called_worker(*pid));
-            self.killed.extend(programs.filter(|&pid| job::kill(pid, libc::SIGSTOP).is_ok()));
+            let alive = self.alive(members);
+            alive
+                .into_iter()
+                .filter(|pid| !is_called_worker(*pid))
+                .for_each(|pid| self.signal(pid, members, libc::SIGSTOP));
         }
     }
 
-    /// Kills `members`; returns whether all were dead before.
-    fn kill(&mut self, members: &HashSet<i32>) -> bool {
+    /// Kills `members`; returns whether there were none.
+    fn kill(&mut self, members: &Members) -> bool {
         let alive = self.alive(members);
-        self.killed.extend(alive.iter().filter(|&&pid| job::kill(pid, libc::SIGKILL).is_ok()));
+        alive.iter().for_each(|&pid| self.signal(pid, members, libc::SIGKILL));
         alive.is_empty()
+    }
+
+    /// Sends a signal to a member, if that has not ended.
+    fn signal(&mut self, pid: i32, members: &Members, signal: i32) {
+        match PidFd::open_known(pid, members[&pid]).and_then(|process| process.kill(signal)) {
+            Ok(()) => drop(self.killed.insert(pid)),
+            Err(error) => self.is_short |= is_shortage(&error),
+        }
+    }
+
+    /// Collects the dead children of the front that are not spared, if the front is the caller.
+    fn collect_children(&self, processes: &Processes) {
+        let is_its =
+            |(pid, process): &(&i32, &Kinship)| Some(process.parent) == self.front && !self.spared.contains(pid);
+        processes.iter().filter(is_its).for_each(|(pid, _)| job::collect_dead_child(*pid));
     }
 
     /// Returns those of `members` that are to be killed. A worker is the last to guard its program, should we die in the middle of this. It ends
     /// by itself.
-    fn alive(&self, members: &HashSet<i32>) -> Vec<i32> {
+    fn alive(&self, members: &Members) -> Vec<i32> {
         let shares = |pid: i32, other: i32| !is_called_worker(other) && share_memory(pid, other).unwrap_or(false);
         let is_worker = |pid: i32| match &self.workers {
-            Some(workers) => workers.get(&pid).is_some_and(|program| members.contains(program)),
-            None => is_called_worker(pid) && members.iter().any(|&other| shares(pid, other)),
+            Some(workers) => workers.get(&pid).is_some_and(|program| members.contains_key(program)),
+            None => is_called_worker(pid) && members.keys().any(|&other| shares(pid, other)),
         };
-        members.iter().copied().filter(|&pid| !self.spared.contains(&pid) && !is_worker(pid)).collect()
+        members.keys().copied().filter(|&pid| !self.spared.contains(&pid) && !is_worker(pid)).collect()
     }
 }
 
-/// Kills every process of the jobs, and waits until they are gone. Gives how many there were.
+/// Kills every process of the jobs, and waits until they are gone, but not for ever. Gives how many there were. To be called by a process
+/// that ends then: it has the descriptors that the manager leaves it.
 pub fn kill(mut orders: Vec<Order>) -> usize {
-    let mut killed = 0;
+    memory::raise_descriptor_limit(0);
+    let (mut killed, end) = (0, Instant::now() + PATIENCE);
     loop {
         killed += pass(&mut orders);
-        if orders.is_empty() {
-            return killed;
+        if orders.is_empty() || Instant::now() > end {
+            return killed + orders.iter().map(|order| order.killed.len()).sum::<usize>();
         }
         std::thread::sleep(PAUSE);
     }
@@ -209,27 +265,28 @@ pub fn kill(mut orders: Vec<Order>) -> usize {
 
 /// The same with every job of the daemon of that name, at once: their fronts live.
 pub fn kill_jobs_of(name: u64, spared: &[i32]) -> usize {
-    kill(vec![Order::of(Manner::AtOnce, format!("{name:016x}").into_bytes(), None, &[], spared)])
+    kill(vec![Order::of(Manner::AtOnce, format!("{name:016x}").into_bytes(), None, Vec::new(), spared)])
 }
 
 /// Searches all processes once for those of the jobs, and kills them. The orders of jobs that are dead go; gives how many processes
 /// those had.
 pub fn pass(orders: &mut Vec<Order>) -> usize {
-    let processes = processes();
-    let mut members: Vec<HashSet<i32>> = orders.iter().map(|order| order.members(&processes)).collect();
+    orders.iter_mut().for_each(|order| (order.is_unclear, order.is_short) = (false, false));
+    let Ok(processes) = processes() else { return 0 };
+    let mut members: Vec<Members> = orders.iter_mut().map(|order| order.members(&processes)).collect();
     orders.iter_mut().zip(&members).for_each(|(order, members)| order.stop(members));
     let is_known = |pid: i32, started: u64| {
-        members.iter().any(|members| members.contains(&pid))
+        members.iter().any(|members| members.contains_key(&pid))
             || orders.iter().all(|order| order.others.get(&pid) == Some(&started))
     };
-    let unknown = processes.iter().filter(|(pid, process)| !is_known(**pid, process.started));
+    let unknown = processes.iter().filter(|(pid, process)| !process.has_ended && !is_known(**pid, process.started));
     let unknown = unknown.map(|(pid, _)| *pid).collect();
     let secrets: Vec<Vec<u8>> = orders.iter().map(|order| order.secret.clone()).collect();
     let patience = orders.iter().map(|order| order.patience).max().unwrap_or_default();
     let old = ticks_ago(START);
     let found = environment::carriers(unknown, ENV_JOB, &secrets, Instant::now() + patience);
-    for (pid, number) in found.carriers {
-        members[number].insert(pid);
+    for (pid, identity, number) in found.carriers {
+        members[number].insert(pid, identity);
     }
     for (order, members) in orders.iter_mut().zip(&members) {
         order.stop(members);
@@ -239,8 +296,10 @@ pub fn pass(orders: &mut Vec<Order>) -> usize {
     let mut members = members.iter();
     orders.retain_mut(|order| {
         let are_gone = order.kill(members.next().expect("one for each"));
-        while order.front.is_some() && job::collect_child().is_some() {}
-        let is_over = are_gone && found.are_all || order.begun.elapsed() > PATIENCE;
+        order.collect_children(&processes);
+        let are_all = found.are_all && !order.is_unclear;
+        let gives_up = order.begun.elapsed() > PATIENCE && !found.is_short && !order.is_short;
+        let is_over = are_gone && are_all || gives_up;
         order.patience = (order.patience * 2).min(MOST_PATIENCE);
         if is_over {
             killed += order.killed.len();
@@ -274,32 +333,46 @@ pub fn tracer_in(status: &str) -> Option<i32> {
     (tracer != 0).then_some(tracer)
 }
 
-/// Lets a stopped process go on.
-pub fn go_on(pid: i32) -> std::io::Result<()> {
-    job::kill(pid, libc::SIGCONT)
-}
-
 /// Whether a process is stopped by a signal.
 pub fn is_stopped(pid: i32) -> bool {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
     status.lines().any(|line| line.starts_with("State:\tT "))
 }
 
-/// The processes that descend from `front`, itself not included.
-pub fn descendants(front: i32) -> Vec<i32> {
-    let processes = processes();
-    descendants_in(&processes, front)
+/// The processes that descend from `front`, itself not included. None if that cannot be told.
+pub fn descendants(front: i32) -> Option<Vec<i32>> {
+    let mut processes = processes().ok()?;
+    processes.retain(|_, process| !process.has_ended);
+    Some(descendants_in(&processes, front))
 }
 
+/// Returns descendants after their parents.
 fn descendants_in(processes: &Processes, front: i32) -> Vec<i32> {
     let mut found = vec![front];
     let mut next = 0;
     while next < found.len() {
         let parent = found[next];
-        found.extend(processes.iter().filter(|(_, process)| process.parent == parent).map(|(&pid, _)| pid));
+        let is_child = |process: &Kinship| process.parent == parent && !process.has_ended;
+        found.extend(processes.iter().filter(|(_, process)| is_child(process)).map(|(&pid, _)| pid));
         next += 1;
     }
     found.split_off(1)
+}
+
+/// Proves that process `pid` descends from `front`, which is the caller: it is a child of that, or of one of the `proven`, which are known
+/// with when they started. Returns its identity and when it started; `None` if that is not so now.
+fn descendant(pid: i32, front: i32, proven: &HashMap<i32, u64>) -> io::Result<Option<(Identity, u64)>> {
+    let process = PidFd::open(pid)?;
+    let Some(now) = Kinship::read(pid)? else { return Ok(None) };
+    if now.parent != front {
+        let Some(started) = proven.get(&now.parent) else { return Ok(None) };
+        // Looked at after its child: it was the parent then.
+        if Kinship::read(now.parent)?.is_none_or(|parent| parent.started != *started) {
+            return Ok(None);
+        }
+    }
+    // The number was its own while its parent was looked at.
+    Ok(process.identity().map(|identity| (identity, now.started)))
 }
 
 /// Whether a process has a worker's name; what it is called is its own choice.
@@ -307,33 +380,152 @@ pub fn is_called_worker(pid: i32) -> bool {
     fs::read(format!("/proc/{pid}/comm")).is_ok_and(|name| name == b"uzswap-agent\n")
 }
 
+/// Processes by their numbers.
 type Processes = HashMap<i32, Kinship>;
+type Members = HashMap<i32, Identity>;
 
-/// All processes that are not dead.
-fn processes() -> Processes {
-    let Ok(entries) = fs::read_dir("/proc") else { return HashMap::new() };
-    let pids = entries.flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok());
-    pids.filter_map(|pid| Some((pid, Kinship::of(pid).filter(|process| !process.has_ended)?))).collect()
+/// All processes, those included that have ended and not been collected.
+///
+/// # Errors
+/// This process is short of descriptors or memory.
+fn processes() -> io::Result<Processes> {
+    let pids = fs::read_dir("/proc")?.flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+    let read = |pid| Some(Kinship::read(pid).transpose()?.map(|process| (pid, process)));
+    pids.filter_map(read).collect()
 }
 
 #[cfg(test)]
 mod tests {
+    use std::process::{Child, Command};
+
     use super::*;
 
     #[test]
     fn what_does_not_carry_the_secret_is_looked_at_once_unless_it_is_young() {
         let job = Job::from_text(b"0123456789abcdef0123456789abcdef").expect("a secret");
-        let mut order = Order::new(Manner::AtOnce, job, None, &[], &[]);
+        let mut order = Order::new(Manner::AtOnce, job, None, Vec::new(), &[]);
         let processes =
             HashMap::from([(2, 1), (3, 1), (4, 95), (5, 1)].map(|(pid, started)| (pid, process(1, started))));
-        order.note_others(&[2, 3, 4, 6], &HashSet::from([3]), &processes, 90);
+        order.note_others(&[2, 3, 4, 6], &Members::from([(3, Identity::Started(1))]), &processes, 90);
         assert_eq!(order.others, HashMap::from([(2, 1)]));
-        let own = super::processes()[&(std::process::id() as i32)];
+        let own = super::processes().expect("descriptors")[&(std::process::id() as i32)];
         assert!((ticks_ago(Duration::from_secs(3600))..=ticks_ago(Duration::ZERO)).contains(&own.started));
     }
 
     fn process(parent: i32, started: u64) -> Kinship {
         Kinship { parent, group: parent, session: parent, has_ended: false, started }
+    }
+
+    /// Starts a process that gets the number `pid`.
+    fn with_number(pid: u32, program: &str) -> Child {
+        let try_once = |_| {
+            fs::write("/proc/sys/kernel/ns_last_pid", (pid - 1).to_string()).expect("the tests run as root");
+            let mut child = Command::new(program).arg("100").spawn().expect("a program");
+            if child.id() == pid {
+                return Some(child);
+            }
+            child.kill().and_then(|()| child.wait()).expect("our child");
+            None
+        };
+        (0..1000).find_map(try_once).expect("the number is free")
+    }
+
+    fn orders(secret: u64, front: Option<i32>, known: Vec<(i32, Identity)>) -> [Order; 2] {
+        let job = Job { name: secret, token: secret };
+        [Manner::AtOnce, Manner::StopFirst].map(|manner| Order::new(manner, job, front, known.clone(), &[]))
+    }
+
+    #[test]
+    fn a_process_that_has_the_number_of_a_member_is_not_signalled() {
+        let (own, secret) = (std::process::id() as i32, 0x1357_9bdf_0246_8ace);
+        let text = Job { name: secret, token: secret }.to_text();
+        let mut member = Command::new("sleep")
+            .arg("100")
+            .env(ENV_JOB, str::from_utf8(&text).expect("digits"))
+            .spawn()
+            .expect("a member");
+        let (number, end) = (member.id() as i32, Instant::now() + PATIENCE);
+        let carriers = || environment::carriers(vec![number], ENV_JOB, &[text.to_vec()], end).carriers;
+        while carriers().is_empty() {
+            assert!(Instant::now() < end, "it has executed its program");
+        }
+        let carried = carriers()[0].1;
+        let [mut descending, mut another] = orders(1, Some(own), Vec::new());
+        let mut ways = [descending.members(&processes().unwrap()), Members::from([(number, carried)])];
+        // Other tests have children, too.
+        ways[0].retain(|pid, _| *pid == number);
+        assert_eq!(ways[0].get(&number), Some(&carried), "it descends from this process");
+        assert!(another.members(&processes().unwrap()).contains_key(&number));
+        let [mut known, _] = orders(1, None, vec![(number, carried)]);
+        assert!(known.members(&processes().unwrap()).contains_key(&number) && !known.is_unclear);
+        member.kill().and_then(|()| member.wait()).expect("our child");
+
+        let mut other = with_number(number as u32, "sleep");
+        for members in &ways {
+            for mut order in orders(1, None, Vec::new()) {
+                order.stop(members);
+                assert!(!order.kill(members), "another search is to tell that nothing is left");
+                assert!(order.killed.is_empty(), "another process was signalled");
+            }
+        }
+        std::thread::sleep(Duration::from_millis(20));
+        assert!(!is_stopped(number) && other.try_wait().expect("our child").is_none(), "another process was signalled");
+        assert!(known.members(&processes().unwrap()).is_empty() && known.is_unclear, "its number is another's");
+        assert!(known.known.is_empty() && carriers().is_empty());
+        other.kill().and_then(|()| other.wait()).expect("our child");
+    }
+
+    #[test]
+    fn a_process_whose_main_thread_has_ended_is_killed() {
+        let job = Job { name: 0x2468_ace0_1357_9bdf, token: 0x1122_3344_5566_7788 };
+        let text = job.to_text();
+        let script = "import ctypes, threading, time; threading.Thread(target=time.sleep, args=[100]).start(); \
+            ctypes.CDLL(None).pthread_exit(None)";
+        let mut child = Command::new("python3")
+            .args(["-c", script])
+            .env(ENV_JOB, str::from_utf8(&text).expect("digits"))
+            .spawn()
+            .expect("a child");
+        let stat = format!("/proc/{}/stat", child.id());
+        let end = Instant::now() + PATIENCE;
+        while !fs::read_to_string(&stat).expect("it lives").contains(") Z ") {
+            assert!(Instant::now() < end, "its main thread ends");
+        }
+        assert_eq!(kill(vec![Order::new(Manner::AtOnce, job, None, Vec::new(), &[])]), 1);
+        assert!(child.try_wait().expect("our child").is_some(), "it lives on");
+    }
+
+    #[test]
+    fn a_descendant_is_one_whose_parent_is_proven() {
+        let own = std::process::id() as i32;
+        let mut shell = Command::new("sh").args(["-c", "sleep 100 & wait"]).spawn().expect("a child");
+        let parent = shell.id() as i32;
+        let below = || descendants(parent).expect("descriptors").first().copied();
+        let child = (0..1000).find_map(|_| {
+            below().or_else(|| {
+                std::thread::sleep(Duration::from_millis(1));
+                None
+            })
+        });
+        let child = child.expect("it starts one");
+        let none = HashMap::new();
+        let (_, started) = descendant(parent, own, &none).unwrap().expect("a child of this process");
+        assert_eq!(descendant(child, own, &none).unwrap(), None, "its parent is not proven");
+        assert_eq!(
+            descendant(child, own, &HashMap::from([(parent, started + 1)])).unwrap(),
+            None,
+            "an earlier process"
+        );
+        assert!(descendant(child, own, &HashMap::from([(parent, started)])).unwrap().is_some());
+        shell.kill().and_then(|()| shell.wait()).expect("our child");
+        assert_eq!(
+            descendant(child, own, &HashMap::from([(parent, started)])).unwrap_or(None),
+            None,
+            "its parent has ended"
+        );
+        if let Ok(orphan) = PidFd::open(child) {
+            let _ = orphan.kill(libc::SIGKILL);
+        }
     }
 
     #[test]

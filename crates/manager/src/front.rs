@@ -29,7 +29,7 @@ use uzswap_proto::{ENV_JOB, Job};
 use uzswap_vm::log::log;
 use uzswap_vm::sys::file::event;
 use uzswap_vm::sys::job::{self, Child, Signal, Signals};
-use uzswap_vm::sys::process::ancestors;
+use uzswap_vm::sys::process::{PidFd, ancestors};
 
 use crate::control_fs::ControlFs;
 use crate::executioner::{self, Manner, Order};
@@ -233,7 +233,7 @@ fn lost(job: Job) -> i32 {
 
 /// Kills all that descends from this process.
 fn kill_own(job: Job) -> usize {
-    executioner::kill(vec![Order::new(Manner::StopFirst, job, Some(std::process::id() as i32), &[], &[])])
+    executioner::kill(vec![Order::new(Manner::StopFirst, job, Some(std::process::id() as i32), Vec::new(), &[])])
 }
 
 /// The connection of a job that has joined.
@@ -447,7 +447,10 @@ impl Front {
     fn end_job(&mut self, program: i32) {
         let spared: Vec<i32> = [self.manager, self.server].into_iter().flatten().collect();
         let own = std::process::id() as i32;
-        let order = Order::new(Manner::StopFirst, self.job, Some(own), &[program], &spared);
+        // A child of this process that has not been collected.
+        let known =
+            PidFd::open(program).ok().and_then(|handle| Some((program, handle.identity()?))).into_iter().collect();
+        let order = Order::new(Manner::StopFirst, self.job, Some(own), known, &spared);
         let killed = executioner::kill(vec![order]);
         log(&format!("uzswap: warning: a second SIGTERM: killed the job ({killed} processes)"));
         // It was collected while the job was killed.
@@ -461,7 +464,7 @@ impl Front {
         let children = std::fs::read_to_string(format!("/proc/{own}/task/{own}/children"));
         match children {
             Ok(children) => children.split_ascii_whitespace().all(|pid| pid.parse().is_ok_and(is_ours)),
-            Err(_) => executioner::descendants(own as i32).into_iter().all(is_ours),
+            Err(_) => executioner::descendants(own as i32).is_some_and(|all| all.into_iter().all(is_ours)),
         }
     }
 }

@@ -110,10 +110,23 @@ impl Groups {
     }
 
     /// The account of a group of the engine's; the root's if the group has been removed.
-    pub fn of_engine(&self, group: Group) -> Arc<Charge> {
+    pub fn of_engine(&self, group: Group) -> Option<Arc<Charge>> {
         let tree = self.tree.read();
-        let found = tree.nodes.values().find(|node| node.charge.group == group);
-        found.map_or_else(|| tree.nodes[&ROOT].charge.clone(), |node| node.charge.clone())
+        tree.nodes.values().find(|node| node.charge.group == group).map(|node| node.charge.clone())
+    }
+
+    /// Whether the account is that of a group that there is: the number of one that was removed may be another's.
+    pub fn has(&self, charge: &Arc<Charge>) -> bool {
+        self.get(charge.id).is_some_and(|now| Arc::ptr_eq(&now, charge))
+    }
+
+    /// The account of the nearest group that there is, of this one and those above it.
+    pub fn nearest(&self, charge: &Arc<Charge>) -> Arc<Charge> {
+        let mut next = Some(charge);
+        while let Some(charge) = next.filter(|charge| !self.has(charge)) {
+            next = charge.parent.as_ref();
+        }
+        next.cloned().unwrap_or_else(|| self.root())
     }
 
     /// All accounts, parents before their children.
@@ -460,7 +473,8 @@ mod tests {
         assert_eq!(groups.counted(above, |counters| &counters.pgsteal), 3, "the parent has it now");
         groups.measured(std::iter::empty());
         assert_eq!(current(above), zswap, "what is stored is the parent's, too");
-        assert_eq!(groups.of_engine(charge.group).id, ROOT);
+        assert!(groups.of_engine(charge.group).is_none() && !groups.has(&charge));
+        assert_eq!(groups.nearest(&charge).id, above);
     }
 
     #[test]

@@ -15,6 +15,7 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Weak};
 
 use parking_lot::{Mutex, RwLock};
+use rustix::process::getppid;
 use uzswap_proto::Job;
 use uzswap_proto::control::{Answer, BYE, RELEASED};
 use uzswap_vm::log::{log, one_line};
@@ -23,7 +24,6 @@ use uzswap_vm::sys::link::Peer;
 use uzswap_vm::sys::process::PidFd;
 
 use crate::charge::Charge;
-use crate::executioner;
 
 /// A job.
 #[derive(Debug)]
@@ -97,7 +97,12 @@ impl Tenant {
     pub fn let_front_go_on(&self) -> io::Result<()> {
         match &self.front {
             Some(front) => front.kill(libc::SIGCONT),
-            None => executioner::go_on(self.front_pid),
+            None => {
+                let front = PidFd::open(self.front_pid)?;
+                // It is the parent of this process, the manager, as long as it lives.
+                let is_parent = getppid().is_some_and(|parent| parent.as_raw_nonzero().get() == self.front_pid);
+                if is_parent { front.kill(libc::SIGCONT) } else { Err(io::ErrorKind::NotFound.into()) }
+            }
         }
     }
 

@@ -11,7 +11,7 @@
 //! processors.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::mpsc;
+use std::sync::mpsc::{self, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex};
@@ -25,6 +25,9 @@ const BURST: Duration = Duration::from_millis(200);
 
 /// The part of the time that they take otherwise.
 const SHARE: u32 = 10;
+
+/// How often a thread that waits for a kill looks whether it is to wait no longer.
+const LOOK: Duration = Duration::from_millis(50);
 
 /// How long the queue may take to be empty when the manager ends.
 const LAST_PATIENCE: Duration = Duration::from_secs(3);
@@ -119,8 +122,8 @@ pub fn add(order: Order) {
     }
 }
 
-/// Has jobs killed, and waits until they are dead; returns how many processes each of them had.
-pub fn kill(orders: Vec<Order>) -> Vec<usize> {
+/// Has jobs killed, and waits until they are dead, or `is_over`; returns how many processes each of them had.
+pub fn kill(orders: Vec<Order>, is_over: impl Fn() -> bool) -> Vec<usize> {
     let numbers: Vec<_> = orders
         .into_iter()
         .map(|order| {
@@ -129,8 +132,15 @@ pub fn kill(orders: Vec<Order>) -> Vec<usize> {
             number
         })
         .collect();
-    // An order that is dropped without a word killed nothing.
-    numbers.into_iter().map(|number| number.recv().unwrap_or(0)).collect()
+    let wait = |number: mpsc::Receiver<usize>| loop {
+        match number.recv_timeout(LOOK) {
+            Ok(number) => return number,
+            Err(RecvTimeoutError::Timeout) if !is_over() => {}
+            // An order that is dropped without a word killed nothing.
+            Err(_) => return 0,
+        }
+    };
+    numbers.into_iter().map(wait).collect()
 }
 
 /// Has all that waits killed at once, and waits for that, but not for long: the manager ends.
@@ -176,7 +186,7 @@ mod tests {
     use crate::executioner::Manner;
 
     fn order(user: u32, token: u64) -> Order {
-        Order::new(Manner::AtOnce, Job { name: 1, token }, None, &[], &[]).of_user(user)
+        Order::new(Manner::AtOnce, Job { name: 1, token }, None, Vec::new(), &[]).of_user(user)
     }
 
     #[test]

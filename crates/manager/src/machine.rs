@@ -1,9 +1,12 @@
 //! The control tree's view of a manager: its groups, their processes, the parameters of its pool.
 //!
 //! What this manager cannot do is refused, with words, and what it does not count is not shown.
+//!
+//! What takes long (reclaim, a kill, a move below a limit) has an end: programs can touch their memory as fast as it is taken away, so a request
+//! takes no more than there was when it was made. All of it breaks off when the manager is about to end ([`JobMachine::ends`]).
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
@@ -13,7 +16,7 @@ use uzswap_vm::sys::process::memory_nodes;
 
 use crate::agent_file::PREFIX as AGENT_PREFIX;
 use crate::charge::{Charge, EXHAUSTED_PAUSE, Events};
-use crate::control::{Error, Figures, GroupId, Limit, Machine, Parameter, Parameters};
+use crate::control::{Error, Figures, GroupId, Limit, Machine, MayLeave, Parameter, Parameters};
 use crate::executioner::{self, Manner};
 use crate::jobs::{Jobs, Tenant};
 use crate::kill_queue;
@@ -35,6 +38,9 @@ const ATTACH_PATIENCE: Duration = Duration::from_secs(2);
 const START_PATIENCE: Duration = Duration::from_secs(2);
 const FIRST_PAUSE: Duration = Duration::from_millis(5);
 
+/// Bytes of the pool that are written back between two looks whether the manager ends.
+const POOL_STEP: u64 = 16 << 20;
+
 /// How long killed processes may take to go.
 const KILL_PATIENCE: Duration = Duration::from_secs(10);
 
@@ -51,6 +57,8 @@ pub struct JobMachine {
     pub parameters: Mutex<Parameters>,
     /// The threads that look at fronts after a thaw.
     pub thaws: Arc<Quota>,
+    /// The manager is about to end: requests that take long break off.
+    pub ends: AtomicBool,
 }
 
 /// How many threads look at fronts of one user after a thaw.
@@ -79,19 +87,23 @@ impl JobMachine {
         self.sessions.all().into_iter().filter(below).collect()
     }
 
+    fn ends(&self) -> bool {
+        self.ends.load(Relaxed)
+    }
+
     /// Kills all processes of `jobs`. A job that has just begun has no process yet, and its front, which stays, is about to start one: such
     /// jobs remain in the list.
     fn kill_whole(&self, jobs: &mut Vec<Arc<Tenant>>) {
         let own = std::process::id() as i32;
         let orders = jobs.iter().map(|tenant| self.sessions.kill_order(Manner::AtOnce, tenant.job, &[own]));
-        let mut killed = kill_queue::kill(orders.collect()).into_iter();
+        let mut killed = kill_queue::kill(orders.collect(), || self.ends()).into_iter();
         jobs.retain(|tenant| {
             killed.next() == Some(0) && self.jobs.get(tenant.job.token).is_some() && tenant.has_front()
         });
     }
 
     /// Returns when process `pid`, which has just entered the group, is watched, and every group on its path is within its limit
-    /// or has nothing to give. Costs nothing where all limits are far.
+    /// or has given what was too much then, or has nothing to give. Costs nothing where all limits are far.
     fn bring_below_limits(&self, pid: i32, charge: &Charge) {
         if charge.path().all(Charge::is_far) {
             return;
@@ -100,12 +112,18 @@ impl JobMachine {
             // An error is that of a process that is going away.
             let _ = session.refresh_at_once(&self.taker.pager);
         }
-        let mut failures = 0;
-        while failures < MOST_FAILURES {
+        let (mut failures, mut freed) = (0, 0);
+        let mut most = None;
+        while failures < MOST_FAILURES && !self.ends() {
             let sessions = self.watch.measure();
             let Some(above) = charge.path().find(|charge| charge.is_above_max()) else { return };
-            let pages = (above.need().max(0) as usize).div_ceil(PAGE_SIZE);
-            if self.taker.step(above, &sessions, pages, true) == 0 {
+            let pages_above = |charge: &Charge| (charge.need().max(0) as usize).div_ceil(PAGE_SIZE);
+            if freed >= *most.get_or_insert_with(|| charge.path().map(pages_above).sum()) {
+                return;
+            }
+            let step = self.taker.step(above, &sessions, pages_above(above), true);
+            freed += step;
+            if step == 0 {
                 failures += 1;
                 // The reclaimer may be at it, and has the worker.
                 std::thread::sleep(EXHAUSTED_PAUSE);
@@ -119,7 +137,7 @@ impl JobMachine {
         let started = Instant::now();
         loop {
             let session = self.sessions.of_pid(pid);
-            if session.is_some() || started.elapsed() > ATTACH_PATIENCE || !has_agent(pid) {
+            if session.is_some() || started.elapsed() > ATTACH_PATIENCE || self.ends() || !has_agent(pid) {
                 return session;
             }
             std::thread::sleep(Duration::from_millis(1));
@@ -158,8 +176,13 @@ impl JobMachine {
     fn shrink_pool(&self, charge: &Charge, bytes: u64) -> u64 {
         let mut freed = 0;
         for target in self.taker.groups.unprotected(charge) {
-            if freed < bytes {
-                freed += self.engine.shrink_below(target.group, bytes - freed);
+            while freed < bytes && !self.ends() {
+                let wanted = (bytes - freed).min(POOL_STEP);
+                let step = self.engine.shrink_below(target.group, wanted);
+                freed += step;
+                if step < wanted {
+                    break;
+                }
             }
         }
         freed
@@ -203,16 +226,16 @@ impl Machine for JobMachine {
 
     fn remove(&self, group: GroupId) -> Result<(), Error> {
         let charge = self.charge(group)?;
-        // A process that has ended is no process of the group, though its memory may take a moment to go.
-        if !self.processes(group)?.is_empty() {
-            return Err(Error::Busy);
-        }
-        let spaces = self.taker.pager.spaces();
         let parent = charge.parent.clone().ok_or(Error::Busy)?;
-        for space in spaces.into_iter().filter(|space| space.account().group() == charge.group) {
-            space.charge_to(parent.clone());
-        }
-        self.taker.groups.remove(group)?;
+        self.sessions.if_empty(group, || {
+            self.taker.groups.remove(group)?;
+            // A process that has ended is no process of the group, though its memory may take a moment to go.
+            let spaces = self.taker.pager.spaces();
+            for space in spaces.into_iter().filter(|space| space.account().group() == charge.group) {
+                space.charge_to(parent.clone());
+            }
+            Ok(())
+        })?;
         self.shrink_worker.forget(charge.group);
         Ok(())
     }
@@ -275,14 +298,10 @@ impl Machine for JobMachine {
         Ok(pids)
     }
 
-    fn group_of(&self, pid: i32) -> Result<GroupId, Error> {
-        self.sessions.charge_of(pid).map(|charge| charge.id).ok_or(Error::NoProcess)
-    }
-
-    fn move_process(&self, pid: i32, group: GroupId) -> Result<(), Error> {
+    fn move_process(&self, pid: i32, group: GroupId, may_leave: &MayLeave<'_>) -> Result<(), Error> {
         let charge = self.charge(group)?;
         let was_frozen = self.sessions.of_pid(pid).is_some_and(|session| session.charge().is_frozen());
-        self.sessions.move_process(pid, &charge)?;
+        self.sessions.move_process(pid, &charge, may_leave)?;
         if let Some(session) = self.sessions.of_pid(pid).filter(|_| was_frozen && !charge.is_frozen()) {
             self.let_fronts_go_on(&charge, vec![session.tenant.clone()]);
         }
@@ -320,7 +339,7 @@ impl Machine for JobMachine {
         let started = Instant::now();
         loop {
             let living = self.below(group);
-            if living.is_empty() || started.elapsed() > KILL_PATIENCE {
+            if living.is_empty() || started.elapsed() > KILL_PATIENCE || self.ends() {
                 break;
             }
             for session in living {
@@ -330,18 +349,20 @@ impl Machine for JobMachine {
             std::thread::sleep(Duration::from_millis(2));
         }
         let (began, mut pause) = (Instant::now(), FIRST_PAUSE);
-        while !jobs.is_empty() && began.elapsed() <= START_PATIENCE {
+        while !jobs.is_empty() && began.elapsed() <= START_PATIENCE && !self.ends() {
             std::thread::sleep(pause);
             pause *= 2;
             self.kill_whole(&mut jobs);
         }
-        Ok(())
+        if self.ends() && !self.below(group).is_empty() { Err(Error::Again) } else { Ok(()) }
     }
 
     fn reclaim(&self, group: GroupId, bytes: u64) -> Result<bool, Error> {
         let charge = self.charge(group)?;
+        self.watch.measure();
+        let most = bytes.min(charge.current.load(Relaxed));
         let (mut reclaimed, mut failures) = (0, 0);
-        while reclaimed < bytes && failures < MOST_FAILURES {
+        while reclaimed < most && failures < MOST_FAILURES && !self.ends() {
             // Its number may be another's by now.
             if !self.taker.groups.get(group).is_some_and(|now| Arc::ptr_eq(&now, &charge)) {
                 return Err(Error::Gone);
@@ -352,10 +373,10 @@ impl Machine for JobMachine {
                 // An error is that of a process that is going away.
                 let _ = session.refresh(&self.taker.pager);
             }
-            let pages = (bytes - reclaimed).div_ceil(PAGE_SIZE as u64) as usize;
+            let pages = (most - reclaimed).div_ceil(PAGE_SIZE as u64) as usize;
             let mut freed = self.taker.step(&charge, &sessions, pages, true) as u64 * PAGE_SIZE as u64;
             if freed == 0 {
-                freed = self.shrink_pool(&charge, bytes - reclaimed);
+                freed = self.shrink_pool(&charge, most - reclaimed);
             }
             failures = if freed == 0 { failures + 1 } else { 0 };
             reclaimed += freed;
@@ -367,7 +388,8 @@ impl Machine for JobMachine {
     fn reclaim_pool(&self, group: GroupId, bytes: u64) -> Result<bool, Error> {
         let charge = self.charge(group)?;
         self.watch.measure();
-        let freed = self.shrink_pool(&charge, bytes);
+        let stored = self.engine.group_counters(charge.group).map_err(|_| Error::Gone)?.zswap;
+        let freed = self.shrink_pool(&charge, bytes.min(stored));
         self.watch.measure();
         Ok(freed >= bytes)
     }

@@ -204,7 +204,7 @@ enum Source {
 impl Manager {
     fn start(setup: Setup) -> std::io::Result<Manager> {
         let Setup { config, name, listeners, door, swap, agent, front, front_pid, bell, serves } = setup;
-        memory::raise_descriptor_limit();
+        memory::raise_descriptor_limit(descriptors::OF_GUARD);
         // Without the right to lock memory the manager works, but may be paged itself; `doctor` says so.
         let _ = memory::lock_all();
         let max_pool_bytes = pool_cap(&config, swap.is_some());
@@ -264,6 +264,7 @@ impl Manager {
         let machine = Arc::new(JobMachine {
             parameters: JobMachine::first_parameters(&config),
             thaws: Quota::new(MOST_THAWS),
+            ends: AtomicBool::new(false),
             config: config.clone(),
             jobs: jobs.clone(),
             engine: engine.clone(),
@@ -569,6 +570,7 @@ impl Manager {
         if self.config.stats.is_some() {
             self.write_stats();
         }
+        self.machine.ends.store(true, Relaxed);
         self.door.iter().for_each(|door| door.let_finish());
         self.tracing.look_back();
         if !self.config.quiet {
@@ -582,10 +584,12 @@ impl Manager {
         let door = self.door.clone();
         // They are listed no longer.
         kill_queue::finish();
+        self.machine.ends.store(true, Relaxed);
         // Nobody changes anything meanwhile.
         let _quiet = door.as_ref().map(|door| door.keep_quiet());
         if let Err(why) = retire::bring_back(&self.pager, &self.groups, &self.engine) {
             log(&format!("uzswap: error: not stopping: {why}"));
+            self.machine.ends.store(false, Relaxed);
             return false;
         }
         door.iter().for_each(|door| door.remove_name());

@@ -6,6 +6,8 @@
 //!    ([`uzswap_vm::visit`]) takes that one thread.
 //! 3. A connection says a job's token first ([`Silent`]), then introduces its process ([`Sessions::hear`]).
 //! 4. What could not be waited for, for want of kernel memory or of descriptors, is tried again every [`PAUSE`].
+//! 5. A caller whose user has many descriptors that wait to be closed ([`uzswap_vm::closing`]) is heard when they are fewer. If they stand
+//!    still, the connection ends unheard.
 
 use std::collections::HashMap;
 use std::os::fd::AsRawFd;
@@ -14,10 +16,10 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
-use uzswap_vm::closing;
+use uzswap_vm::closing::{State, User};
 use uzswap_vm::log::log;
 use uzswap_vm::sys::epoll::Epoll;
-use uzswap_vm::sys::link::{Link, Listener, Peer, peer};
+use uzswap_vm::sys::link::{Link, Listener};
 use uzswap_vm::sys::thread;
 use uzswap_vm::visit;
 
@@ -53,6 +55,8 @@ struct Desk {
     /// The callers that have said nothing yet.
     silent: Silent,
     lost: Vec<Source>,
+    /// The numbers of callers that have something to say and are not waited for, with their users.
+    held: Vec<(u64, User)>,
     swept: Instant,
 }
 
@@ -74,7 +78,8 @@ impl Reception {
         front_pid: i32,
     ) -> std::io::Result<Reception> {
         let silent = Silent::new(descriptors::limit());
-        let desk = Desk { waiting_for: HashMap::new(), next: 0, silent, lost: Vec::new(), swept: Instant::now() };
+        let (waiting_for, lost, held) = Default::default();
+        let desk = Desk { waiting_for, next: 0, silent, lost, held, swept: Instant::now() };
         let epoll = Epoll::new()?;
         let reception = Reception { listeners, sessions, advice, front_pid, epoll, desk: Mutex::new(desk) };
         (0..reception.listeners.len()).for_each(|index| reception.wait_for(Source::Listener(index)));
@@ -102,7 +107,7 @@ impl Reception {
     /// How long to wait for the next message. A thread that adds what is to be looked for does not wait long itself.
     fn pause(&self) -> Duration {
         let desk = self.desk.lock();
-        if desk.silent.is_empty() && desk.lost.is_empty() { LONG_PAUSE } else { PAUSE }
+        if desk.silent.is_empty() && desk.lost.is_empty() && desk.held.is_empty() { LONG_PAUSE } else { PAUSE }
     }
 
     /// Does what a source has been waited for.
@@ -110,10 +115,11 @@ impl Reception {
         let Some(source) = self.take(number) else { return };
         match source {
             Source::Listener(index) => self.accept(index),
-            Source::Caller(caller) => {
-                let call = self.sessions.hear(caller);
-                self.follow_up(call);
-            }
+            Source::Caller(caller) => match caller.user().state() {
+                State::Prompt => self.follow_up(self.sessions.hear(caller)),
+                State::Behind => self.hold(caller),
+                State::Stuck => {}
+            },
             Source::Program(session) => self.sessions.end(&session),
         }
     }
@@ -162,19 +168,43 @@ impl Reception {
             for source in std::mem::take(&mut desk.lost) {
                 self.wait_at(desk, source);
             }
+            // One that is there no longer has given way.
+            let is_heard = |number| {
+                let held = desk.waiting_for.get(&number);
+                held.is_none_or(|source| self.epoll.add(self.fd_of(source), number).is_ok())
+            };
+            desk.held.retain(|(number, user)| user.state() == State::Behind || !is_heard(*number));
             desk.silent.late(desk.swept)
         };
         late.into_iter().for_each(|number| self.give_way(number));
     }
 
-    /// Accepts connections: a bounded number, for others wait for this thread, and no more when few descriptors are left or many wait to be
-    /// closed.
+    /// Keeps a caller that has something to say until less of its user's waits to be closed. It is among those that are silent, of which
+    /// a user has so many, unless it has been greeted.
+    fn hold(&self, caller: Caller) {
+        let (user, is_silent) = (caller.user(), matches!(caller, Caller::Silent(_)));
+        let oldest = {
+            let desk = &mut *self.desk.lock();
+            let number = desk.next;
+            desk.next += 1;
+            desk.waiting_for.insert(number, Source::Caller(caller));
+            desk.held.push((number, user));
+            if is_silent { add_silent(&mut desk.silent, user, number) } else { None }
+        };
+        if let Some(oldest) = oldest {
+            self.give_way(oldest);
+        }
+    }
+
+    /// Accepts connections: a bounded number, for others wait for this thread, and no more when few descriptors are left.
     fn accept(&self, index: usize) {
         let limit = descriptors::limit();
         for _ in 0..ACCEPTED {
             let Ok(Some(link)) = self.listeners[index].accept() else { break };
-            let is_short = descriptors::are_short(link.as_raw_fd(), limit) || closing::is_behind();
-            self.wait_for_silent(link);
+            let is_short = descriptors::are_short(link.as_raw_fd(), limit);
+            if link.user().state() != State::Stuck {
+                self.wait_for_silent(link);
+            }
             if is_short {
                 // Tried again after a while.
                 self.desk.lock().lost.push(Source::Listener(index));
@@ -186,11 +216,11 @@ impl Reception {
 
     /// Waits for the first message of a connection. The oldest of the same user may have to give way.
     fn wait_for_silent(&self, link: Link) {
-        let Ok(Peer { uid, .. }) = peer(&link) else { return };
+        let user = link.user();
         let oldest = {
             let desk = &mut *self.desk.lock();
             let number = self.wait_at(desk, Source::Caller(Caller::Silent(link)));
-            number.and_then(|number| desk.silent.add(uid, number, Instant::now()))
+            number.and_then(|number| add_silent(&mut desk.silent, user, number))
         };
         if let Some(oldest) = oldest {
             self.give_way(oldest);
@@ -200,6 +230,9 @@ impl Reception {
     /// Ends a silent connection, unless it has just said something.
     fn give_way(&self, number: u64) {
         let Some(Source::Caller(caller)) = self.take(number) else { return };
+        if caller.user().state() == State::Stuck {
+            return;
+        }
         match self.sessions.hear(caller) {
             Call::Later(Caller::Silent(_)) => {}
             call => self.follow_up(call),
@@ -214,9 +247,17 @@ impl Reception {
             Call::Joined(session) => self.wait_for(Source::Program(session)),
             Call::Asked(link, session, advise, ticket) => self.advice.add(link, session, &advise, ticket),
             Call::Unmanaged(tenant, process, why) => {
-                unmanaged::report(&tenant, process.as_ref(), &why, self.front_pid);
+                unmanaged::report(&tenant, process.as_deref(), &why, self.front_pid);
             }
             Call::Over => {}
         }
+    }
+}
+
+/// Counts a connection that has said nothing yet; gives the number of the one that gives way to it.
+fn add_silent(silent: &mut Silent, user: User, number: u64) -> Option<u64> {
+    match user {
+        User::Of(uid) => silent.add(uid, number, Instant::now()),
+        User::Own => None,
     }
 }

@@ -15,7 +15,7 @@
 
 use std::collections::HashMap;
 use std::fs::File;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::AsRawFd;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
@@ -26,19 +26,22 @@ use std::time::{Duration, Instant};
 use parking_lot::{Mutex, RwLock};
 use uzswap_engine::PAGE_SIZE;
 use uzswap_proto::{Advise, GREETING_WORDS, Hello, Job, called, greeting, kind, step};
+use uzswap_vm::closing::{Handed, User};
 use uzswap_vm::pager::Pager;
 use uzswap_vm::range::Range;
 use uzswap_vm::space::{Space, Worker};
 use uzswap_vm::sys::link::{Link, Received, is_pidfd, is_userfaultfd, peer_handle};
 use uzswap_vm::sys::pagemap::Pagemap;
-use uzswap_vm::sys::process::{Kinship, Memory, PidFd, ancestors, children, field, has_memory_of, share_memory};
+use uzswap_vm::sys::process::{
+    Kinship, Memory, PidFd, ancestors, children, field, has_memory_of, is_shortage, lineage, share_memory,
+};
 use uzswap_vm::sys::thread::{self, Processor};
 use uzswap_vm::sys::threads::Threads;
 use uzswap_vm::sys::uffd::Uffd;
 use uzswap_vm::visit::Visit;
 
 use crate::charge::Charge;
-use crate::control::{Error, GroupId};
+use crate::control::{Error, GroupId, MayLeave};
 use crate::descriptors;
 use crate::executioner::{Manner, Order};
 use crate::groups::Groups;
@@ -53,7 +56,7 @@ pub struct Session {
     /// The process.
     pub pid: i32,
     /// A handle on it.
-    pub pidfd: PidFd,
+    pub pidfd: Arc<PidFd>,
     /// Its memory.
     pub space: Arc<Space>,
     /// The job that it is of.
@@ -255,6 +258,15 @@ pub enum Caller {
     Greeted(Arc<Tenant>, Link, Option<Ticket>),
 }
 
+impl Caller {
+    /// The user that has connected.
+    pub fn user(&self) -> User {
+        match self {
+            Caller::Silent(link) | Caller::Greeted(_, link, _) => link.user(),
+        }
+    }
+}
+
 impl AsRawFd for Caller {
     fn as_raw_fd(&self) -> i32 {
         match self {
@@ -273,7 +285,7 @@ pub enum Call {
     /// A process asks something of its memory and waits for the answer.
     Asked(Link, Arc<Session>, Advise, Option<Ticket>),
     /// A process of a job cannot be managed, for this reason. It is proven to be of the job, or not named.
-    Unmanaged(Arc<Tenant>, Option<PidFd>, String),
+    Unmanaged(Arc<Tenant>, Option<Arc<PidFd>>, String),
     /// Nothing more to do.
     Over,
 }
@@ -349,12 +361,18 @@ impl MovedProcess {
 }
 
 impl List {
+    /// The session of a process that lives: the number of one that has ended may be another's.
+    fn living(&self, pid: i32) -> Option<&Arc<Session>> {
+        self.by_pid.get(&pid).filter(|session| !session.pidfd.has_ended())
+    }
+
     /// Where a living process was moved to.
     fn moved(&self, pid: i32) -> Option<Arc<Charge>> {
         self.moved_if(pid, |_| true)
     }
 
-    /// As [`moved`](Self::moved), for a process of this job only: a process of another may have become the leader of one of its families.
+    /// As [`moved`](Self::moved), for a process of this job only: the process of another may have become the leader of one of its families, or
+    /// have had its number before it.
     fn moved_in(&self, job: Job, pid: i32) -> Option<Arc<Charge>> {
         self.moved_if(pid, |moved| moved.job == job)
     }
@@ -436,10 +454,10 @@ impl Sessions {
     /// Returns an order to kill a job, in which its processes that are under management and their workers are known.
     pub fn kill_order(&self, manner: Manner, job: Job, spared: &[i32]) -> Order {
         let sessions = self.of_job(job);
-        let living = sessions.iter().filter(|session| !session.pidfd.has_ended());
-        let workers: Vec<(i32, i32)> = living.map(|session| (session.pid, session.worker_pid)).collect();
-        let known: Vec<i32> = workers.iter().map(|(program, _)| *program).collect();
-        Order::new(manner, job, None, &known, spared).with_workers(&workers)
+        let living = sessions.iter().filter_map(|session| Some((session, session.pidfd.identity()?)));
+        let (workers, known): (Vec<_>, Vec<_>) =
+            living.map(|(session, identity)| ((session.pid, session.worker_pid), (session.pid, identity))).unzip();
+        Order::new(manner, job, None, known, spared).with_workers(&workers)
     }
 
     /// Returns the session of process `pid`.
@@ -450,7 +468,7 @@ impl Sessions {
     /// Returns the account of a process, if it has a session or was moved, and whether it is under management.
     pub fn whereabouts(&self, pid: i32) -> (Option<Arc<Charge>>, bool) {
         let list = self.list.read();
-        if let Some(session) = list.by_pid.get(&pid) {
+        if let Some(session) = list.living(pid) {
             return (Some(session.charge()), true);
         }
         (list.moved(pid), false)
@@ -487,7 +505,7 @@ impl Sessions {
         }
     }
 
-    fn first_message(&self, link: Link, received: &Received) -> Call {
+    fn first_message(&self, mut link: Link, received: &Received) -> Call {
         if let Some(tenant) = called(&received.words).and_then(|token| self.jobs.get(token)) {
             if self.released.load(Relaxed) {
                 let _ = link.send(&[kind::RELEASE], None);
@@ -496,6 +514,9 @@ impl Sessions {
             // A worker that is not greeted lets its program run unmanaged.
             let Ok(ticket) = counted(&tenant, &self.greeted) else { return Call::Over };
             let device = self.device.as_ref().map(AsRawFd::as_raw_fd);
+            // Its next message has some. They are the job's user's, whatever other users its processes are.
+            link.hand_to(User::Of(tenant.uid));
+            link.let_descriptors_pass(true);
             return match link.send(&self.greeting, device) {
                 Ok(()) => Call::Later(Caller::Greeted(tenant, link, ticket)),
                 Err(_) => Call::Over,
@@ -512,17 +533,19 @@ impl Sessions {
 
     /// What a worker says of itself: HELLO, or FAILED.
     fn introduction(&self, tenant: Arc<Tenant>, link: Link, mut received: Received) -> Call {
+        link.let_descriptors_pass(false);
         let [kind::FAILED, step, errno] = received.words[..] else {
             return Hello::decode(&received.words)
                 .filter(Hello::is_sound)
                 .map_or(Call::Over, |hello| self.hello(tenant, link, hello, received));
         };
-        let program = std::mem::take(&mut received.descriptors).into_iter().next().filter(is_pidfd).map(PidFd::from);
+        let first = received.descriptors.drain(..).next();
+        let program = first.filter(is_pidfd).and_then(Handed::into_prompt).map(PidFd::from);
         let worker = peer_handle(&link).ok();
         let alike = |one: &PidFd, other: &PidFd| share_memory(one.pid()?, other.pid()?).ok();
         let program =
             program.filter(|program| worker.as_ref().and_then(|worker| alike(program, worker)).unwrap_or(false));
-        let process = [program, worker].into_iter().flatten().find_map(|process| proven(&tenant, process));
+        let process = [program, worker].into_iter().flatten().find_map(|process| proven(&tenant, Arc::new(process)));
         let what = match step {
             step::USERFAULTFD => "userfaultfd",
             _ => "pidfd_open",
@@ -537,9 +560,11 @@ impl Sessions {
             return Call::Over;
         }
         let descriptors = std::mem::take(&mut received.descriptors);
-        let Ok([uffd, trash, program]) = <[OwnedFd; 3]>::try_from(descriptors) else { return Call::Over };
+        let Ok([uffd, trash, program]) = <[Handed; 3]>::try_from(descriptors) else { return Call::Over };
         let Ok(worker_pid) = link.peer() else { return Call::Over };
-        let pidfd = PidFd::from(program);
+        let Some(pidfd) = program.into_prompt().map(|program| Arc::new(PidFd::from(program))) else {
+            return Call::Over;
+        };
         let Some(pid) = pidfd.pid() else { return Call::Over };
         if tenant.owner.is_shunned() {
             let _ = link.send(&[kind::EXIT], None);
@@ -549,23 +574,24 @@ impl Sessions {
         let _visit = Visit::of_process(pid, &tenant.owner);
         // The memory is opened last: what was opened before it may be of an earlier one, but never of a later one.
         let opened = Pagemap::open(worker_pid)
-            .and_then(|pagemap| Ok((pagemap, Memory::open(worker_pid, hello.staging_proof())?)));
+            .and_then(|pagemap| Ok((Arc::new(pagemap), Memory::open(worker_pid, hello.staging_proof())?)));
         let (pagemap, memory) = match opened {
             Ok(opened) => opened,
             Err(error) => {
                 // Not a worker yet that says goodbye by itself.
                 let _ = link.send(&[kind::EXIT], None);
                 let text = format!("/proc/PID/mem and /proc/PID/pagemap: {error}");
-                let process = peer_handle(&link).ok().and_then(|worker| proven(&tenant, worker));
+                let process = peer_handle(&link).ok().and_then(|worker| proven(&tenant, Arc::new(worker)));
                 return Call::Unmanaged(tenant, process, text);
             }
         };
         let (trash, processor) = (trash.into(), Processor::default());
-        let worker = Worker { link, pid: worker_pid, program: pid, memory, pagemap, hello, trash, processor };
+        let process = pidfd.clone();
+        let worker = Worker { link, pid: worker_pid, program: pid, process, memory, pagemap, hello, trash, processor };
         self.join(tenant, worker, uffd.into(), pidfd)
     }
 
-    fn join(&self, tenant: Arc<Tenant>, worker: Worker, uffd: Uffd, pidfd: PidFd) -> Call {
+    fn join(&self, tenant: Arc<Tenant>, worker: Worker, uffd: Uffd, pidfd: Arc<PidFd>) -> Call {
         let (worker_pid, pid, forked) = (worker.pid, worker.program, worker.hello.forked);
         let (Ok(statm), Ok(threads)) = (File::open(format!("/proc/{worker_pid}/statm")), Threads::open(pid)) else {
             return Call::Over;
@@ -586,11 +612,20 @@ impl Sessions {
             self.pager.dismiss(&space);
             return Call::Over;
         }
-        let mut list = self.list.write();
+        // No group is removed while the list is locked.
+        let (heir, mut list) = loop {
+            let group = self.groups.of_engine(space.account().group());
+            let heir = group.unwrap_or_else(|| self.heir_of(&tenant, pid));
+            let list = self.list.write();
+            if self.groups.has(&heir) {
+                break (heir, list);
+            }
+        };
         // It may have been moved since it was asked whose heir it is.
-        let moved = list.moved.remove(&pid).map(|moved| moved.charge);
-        let before = list.by_pid.get(&pid).filter(|session| !session.pidfd.has_ended()).map(|session| session.charge());
-        let charge = moved.or(before).unwrap_or_else(|| self.groups.of_engine(space.account().group()));
+        let moved = list.moved_in(tenant.job, pid);
+        list.moved.remove(&pid);
+        let before = list.living(pid).map(|session| session.charge());
+        let charge = moved.or(before).unwrap_or(heir);
         list.next += 1;
         space.charge_to(charge.clone());
         let charge = RwLock::new(charge);
@@ -642,9 +677,20 @@ impl Sessions {
             let session = || list.by_pid.get(&pid).filter(|session| session.tenant.job == tenant.job);
             list.moved_in(tenant.job, pid).or_else(|| Some(session()?.charge()))
         });
-        // A group that was removed meanwhile had no processes any more.
-        let living = |charge: Arc<Charge>| self.groups.get(charge.id);
-        known.and_then(living).or_else(|| living(tenant.charge.clone())).unwrap_or_else(|| self.groups.root())
+        // A group that was removed had no processes any more. Then the nearest above it counts.
+        self.groups.nearest(&known.unwrap_or_else(|| tenant.charge.clone()))
+    }
+
+    /// Does `act` if no living process is in a group: none comes meanwhile.
+    ///
+    /// # Errors
+    /// There are some, or what `act` says.
+    pub fn if_empty(&self, group: GroupId, act: impl FnOnce() -> Result<(), Error>) -> Result<(), Error> {
+        let list = self.list.write();
+        let has_session =
+            list.by_pid.values().any(|session| session.charge().id == group && !session.pidfd.has_ended());
+        let has_moved = list.moved.values().any(|moved| moved.charge.id == group && !moved.process.has_ended());
+        if has_session || has_moved { Err(Error::Busy) } else { act() }
     }
 
     /// The living processes that were moved to a group and have no session yet.
@@ -657,10 +703,9 @@ impl Sessions {
     /// The account of a process; None if it is of no job.
     pub fn charge_of(&self, pid: i32) -> Option<Arc<Charge>> {
         let list = self.list.read();
-        let known = list.by_pid.get(&pid).map(|session| session.charge()).or_else(|| list.moved(pid));
+        let known = list.living(pid).map(|session| session.charge()).or_else(|| list.moved(pid));
         drop(list);
-        let tenant = || self.jobs.of_descendant(ancestors(pid).skip(1));
-        known.or_else(|| Some(self.heir_of(&*tenant()?, pid)))
+        known.or_else(|| Some(self.heir_of(&*self.tenant_of(pid)?, pid)))
     }
 
     /// Stops the processes of a group and of those below it, or lets them go on: as the group, or one above it, is frozen or not.
@@ -672,16 +717,35 @@ impl Sessions {
         list.moved.values().filter(|moved| moved.charge.is_below(group)).for_each(Moved::go_on_unless_frozen);
     }
 
-    /// Moves a process of a job to another group: from now on that pays.
+    /// The job that a process is of, by its ancestors.
+    fn tenant_of(&self, pid: i32) -> Option<Arc<Tenant>> {
+        self.jobs.of_descendant(lineage(pid)?.into_iter().skip(1))
+    }
+
+    /// Moves a process of a job to another group, if it may leave the one that it is in: from now on the other pays. All that is said of the
+    /// process is said while it lives: its number may be that of another user's afterwards.
     ///
     /// # Errors
-    /// There is no such process.
-    pub fn move_process(&self, pid: i32, charge: &Arc<Charge>) -> Result<(), Error> {
-        self.leave_children(pid);
+    /// There is no such process, or it may not leave.
+    pub fn move_process(&self, pid: i32, charge: &Arc<Charge>, may_leave: &MayLeave<'_>) -> Result<(), Error> {
+        let process =
+            PidFd::open(pid).map_err(|error| if is_shortage(&error) { Error::Again } else { Error::NoProcess })?;
+        let session = self.list.read().living(pid).cloned();
+        let tenant = session.map(|session| session.tenant.clone()).or_else(|| self.tenant_of(pid));
+        let tenant = tenant.ok_or(Error::NoProcess)?;
+        may_leave(self.charge_of(pid).ok_or(Error::NoProcess)?.id)?;
+        self.leave_children(pid, &tenant);
         let mut list = self.list.write();
-        let Some(session) = list.by_pid.get(&pid) else {
-            let process = PidFd::open(pid).map_err(|_| Error::NoProcess)?;
-            let tenant = self.jobs.of_descendant(ancestors(pid).skip(1)).ok_or(Error::NoProcess)?;
+        if !self.groups.has(charge) {
+            return Err(Error::Gone);
+        }
+        // It may have been moved meanwhile.
+        let now = list.living(pid).map(|session| session.charge()).or_else(|| list.moved(pid));
+        now.map_or(Ok(()), |charge| may_leave(charge.id))?;
+        if process.has_ended() {
+            return Err(Error::NoProcess);
+        }
+        let Some(session) = list.living(pid) else {
             let stopped = list.moved.get(&pid).is_some_and(|moved| moved.stopped.load(Relaxed));
             self.note_moved(&mut list, &tenant, process, pid, charge.clone(), stopped);
             list.moved.get(&pid).into_iter().for_each(Moved::go_on_unless_frozen);
@@ -720,15 +784,16 @@ impl Sessions {
 
     /// Has the children of a process that have no session yet stay in its group when it leaves: they would be taken for its heirs
     /// where it is then.
-    fn leave_children(&self, pid: i32) {
+    fn leave_children(&self, pid: i32, tenant: &Tenant) {
         let Some(charge) = self.charge_of(pid) else { return };
-        let Some(tenant) = self.jobs.of_descendant(ancestors(pid).skip(1)) else { return };
         for child in children(pid) {
             let Ok(process) = PidFd::open(child) else { continue };
+            // The child may have ended since it was listed, and its number be another process's.
+            let is_child = Kinship::of(child).is_some_and(|now| now.parent == pid) && !process.has_ended();
             let mut list = self.list.write();
-            let is_known = list.moved(child).is_some() || list.by_pid.contains_key(&child);
-            if !is_known {
-                self.note_moved(&mut list, &tenant, process, child, charge.clone(), false);
+            let is_known = list.moved(child).is_some() || list.living(child).is_some();
+            if is_child && !is_known {
+                self.note_moved(&mut list, tenant, process, child, charge.clone(), false);
             }
         }
     }
@@ -782,7 +847,7 @@ pub fn is_of(tenant: &Tenant, pid: i32) -> bool {
 
 /// Returns the handle if its process is of the job. A client can have a handle on any process of the system, and the number of
 /// a process that has ended may be another's.
-fn proven(tenant: &Tenant, process: PidFd) -> Option<PidFd> {
+fn proven(tenant: &Tenant, process: Arc<PidFd>) -> Option<Arc<PidFd>> {
     let is = process.pid().is_some_and(|pid| is_of(tenant, pid)) && !process.has_ended();
     is.then_some(process)
 }

@@ -1,7 +1,8 @@
 //! Memory of a job that is not under its limit: which processes have it, and how much.
 //!
 //! 1. A thread looks at every process that descends from the front of a job: every [`PAUSE`], and for one in [`SHARE`] parts
-//!    of a processor's time at most. It measures what processes share in a share of its own, [`PARTING_SHARE`].
+//!    of a processor's time at most, for each user: one that has ten thousand processes is looked at less often, and no other is. The thread
+//!    measures what processes share in a share of its own, [`PARTING_SHARE`].
 //! 2. A process without a session is unmanaged if there is evidence for it ([`Suspect`]): a program that has just started has no
 //!    session yet, either. All of its resident private and shared memory counts.
 //! 3. Of a managed process its resident shared memory counts (`MAP_SHARED`, memfd, System V): such pages cannot be moved out.
@@ -41,7 +42,7 @@ use crate::sessions::{Sessions, is_of};
 const PAUSE: Duration = Duration::from_millis(400);
 const FIRST_PAUSE: Duration = Duration::from_millis(25);
 
-/// The part of a processor that the thread may take to look: one in so many; and to measure parts, in the long run.
+/// The part of a processor that the thread may take to look at one user's processes: one in so many; and to measure parts, in the long run.
 const SHARE: u32 = 600;
 const PARTING_SHARE: u32 = 200;
 
@@ -71,8 +72,19 @@ pub struct Unmanaged {
     agent: PathBuf,
     /// The processes that threads in this role look at.
     looked_at: LookedAt,
-    suspects: HashMap<i32, Suspect>,
+    users: HashMap<u32, OfUser>,
     parts: Parts,
+}
+
+/// What was found of one user's processes.
+#[derive(Debug)]
+struct OfUser {
+    /// When to look at them again.
+    due: Instant,
+    /// They were looked at just now.
+    is_fresh: bool,
+    suspects: HashMap<i32, Suspect>,
+    holders: Vec<Holder>,
 }
 
 /// Processes that are being looked at.
@@ -88,6 +100,7 @@ struct Relative {
 }
 
 /// A process that has memory that is not under the limit.
+#[derive(Debug, Clone)]
 struct Holder {
     pid: i32,
     owner: Arc<Owner>,
@@ -116,8 +129,8 @@ impl Unmanaged {
         agent: &Path,
         looked_at: LookedAt,
     ) -> Unmanaged {
-        let (suspects, parts) = (HashMap::new(), Parts::new());
-        Unmanaged { jobs, sessions, groups, agent: agent.to_owned(), looked_at, suspects, parts }
+        let (users, parts) = (HashMap::new(), Parts::new());
+        Unmanaged { jobs, sessions, groups, agent: agent.to_owned(), looked_at, users, parts }
     }
 
     /// Looks until `stop`. `guard` is the process that stands for the manager.
@@ -125,25 +138,53 @@ impl Unmanaged {
         let mut pause = FIRST_PAUSE;
         while !stop.load(Relaxed) && !visit::is_surplus() {
             std::thread::sleep(pause);
-            let start = thread::processor_time();
-            let holders = self.look(guard);
-            let taken = thread::processor_time() - start;
-            self.enter(&holders);
-            pause = PAUSE.min(2 * pause).max(taken * SHARE);
+            if self.look_at_users(guard) {
+                self.enter();
+            }
+            pause = PAUSE.min(2 * pause);
         }
     }
 
-    /// Finds the processes of all jobs that have unmanaged memory. Reports one of each job that is unmanaged as a whole.
-    fn look(&mut self, guard: i32) -> Vec<Holder> {
+    /// Looks at the processes of those users whose time has come; tells whether anything may have changed.
+    fn look_at_users(&mut self, guard: i32) -> bool {
+        let mut jobs: HashMap<u32, Vec<Arc<Tenant>>> = HashMap::new();
+        self.jobs.all().into_iter().for_each(|tenant| jobs.entry(tenant.uid).or_default().push(tenant));
+        let before = self.users.len();
+        self.users.retain(|uid, _| jobs.contains_key(uid));
+        let mut may_have_changed = self.users.len() < before;
+        self.users.values_mut().for_each(|user| user.is_fresh = false);
+        for (uid, jobs) in jobs {
+            let begun = Instant::now();
+            if self.users.get(&uid).is_some_and(|user| user.due > begun) {
+                continue;
+            }
+            let suspects = self.users.remove(&uid).map(|user| user.suspects).unwrap_or_default();
+            let start = thread::processor_time();
+            let (holders, suspects) = self.look(jobs, suspects, guard);
+            let due = begun + (thread::processor_time() - start) * SHARE;
+            self.users.insert(uid, OfUser { due, is_fresh: true, suspects, holders });
+            may_have_changed = true;
+        }
+        may_have_changed
+    }
+
+    /// Finds the processes of one user's jobs that have unmanaged memory, and those that are suspects now. Reports one of each job that is
+    /// unmanaged as a whole.
+    fn look(
+        &self,
+        jobs: Vec<Arc<Tenant>>,
+        mut suspects: HashMap<i32, Suspect>,
+        guard: i32,
+    ) -> (Vec<Holder>, HashMap<i32, Suspect>) {
         let mut holders = Vec::new();
         let mut seen = HashMap::new();
-        let jobs = self.jobs.all();
         for tenant in jobs.into_iter().filter(|tenant| tenant.has_front() && !tenant.owner.is_shunned()) {
             let mut reported = false;
             let mut open = relatives(&tenant, tenant.front_pid, &tenant.charge, false);
             while let Some(relative) = open.pop() {
                 let Some(_look) = LookAt::begin(&self.looked_at, &tenant.owner, relative.pid) else { continue };
-                let (holder, is_unmanaged) = self.look_at(&tenant, &relative, &mut seen);
+                let suspect = suspects.remove(&relative.pid);
+                let (holder, is_unmanaged) = self.look_at(&tenant, &relative, suspect, &mut seen);
                 open.extend(relatives(&tenant, relative.pid, &holder.charge, is_unmanaged));
                 if is_unmanaged && !reported && (tenant.require || !tenant.warned.load(Relaxed)) {
                     reported = true;
@@ -157,12 +198,17 @@ impl Unmanaged {
                 }
             }
         }
-        self.suspects = seen;
-        holders
+        (holders, seen)
     }
 
     /// Returns what a process has, and whether all of it is unmanaged.
-    fn look_at(&mut self, tenant: &Tenant, relative: &Relative, seen: &mut HashMap<i32, Suspect>) -> (Holder, bool) {
+    fn look_at(
+        &self,
+        tenant: &Tenant,
+        relative: &Relative,
+        suspect: Option<Suspect>,
+        seen: &mut HashMap<i32, Suspect>,
+    ) -> (Holder, bool) {
         let pid = relative.pid;
         let (known, is_managed) = self.sessions.whereabouts(pid);
         let charge = known.unwrap_or_else(|| relative.charge.clone());
@@ -176,7 +222,7 @@ impl Unmanaged {
         let Some(program) = program_of(pid) else {
             return (Holder { pid, owner, charge, bytes: 0, has_private: true }, false);
         };
-        let old = self.suspects.remove(&pid).filter(|suspect| suspect.program == program);
+        let old = suspect.filter(|suspect| suspect.program == program);
         let mut suspect = old.unwrap_or_else(|| Suspect::new(pid, program, relative.of_unmanaged));
         if resident.is_held {
             suspect.since = Instant::now();
@@ -188,14 +234,21 @@ impl Unmanaged {
     }
 
     /// Enters what was found in the accounts of all groups.
-    fn enter(&mut self, holders: &[Holder]) {
+    fn enter(&mut self) {
+        let holders: Vec<Holder> = self.users.values().flat_map(|user| user.holders.clone()).collect();
         let mut sums: HashMap<GroupId, Amount> = HashMap::new();
         let looked_at = &self.looked_at;
+        // What was found minutes ago is no measure for what others have now, and the number may be another process's.
+        let fresh = self.users.values().filter(|user| user.is_fresh).flat_map(|user| &user.holders);
+        let fresh: HashSet<i32> = fresh.map(|holder| holder.pid).collect();
         let part = |holder: &Holder| {
+            if !fresh.contains(&holder.pid) {
+                return None;
+            }
             let _look = LookAt::begin(looked_at, &holder.owner, holder.pid)?;
             Part::of(holder)
         };
-        for (holder, amount) in holders.iter().zip(self.parts.of(holders, part)) {
+        for (holder, amount) in holders.iter().zip(self.parts.of(&holders, part)) {
             for charge in holder.charge.path() {
                 let sum = sums.entry(charge.id).or_default();
                 sum.estimated += amount.estimated;
@@ -244,10 +297,10 @@ pub fn report(tenant: &Tenant, process: Option<&PidFd>, why: &str, guard: i32) {
             tenant.tell(&format!("error: {name} cannot be managed ({why}), which --require forbids"));
         }
         // With all others, so that none of them sees it die and does something about it.
-        let known: Vec<i32> = process.and_then(PidFd::pid).into_iter().collect();
+        let known = process.and_then(|process| Some((process.pid()?, process.identity()?))).into_iter().collect();
         let spared = [std::process::id() as i32, guard];
         // Its workers need not outlive their programs: this process, the manager, goes on.
-        let order = Order::new(Manner::AtOnce, tenant.job, None, &known, &spared).with_workers(&[]);
+        let order = Order::new(Manner::AtOnce, tenant.job, None, known, &spared).with_workers(&[]);
         kill_queue::add(order.of_user(tenant.uid));
     } else if is_first {
         tenant.tell(&format!("warning: {name} runs unmanaged: {why}; `uzswap doctor` may tell how to mend it"));

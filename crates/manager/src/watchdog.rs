@@ -11,7 +11,8 @@
 //!    thread that is stuck in stopping a process gives that up, and ends; the next one stops neither that process nor others of its user
 //!    for some seconds ([`Space::resists`]).
 //! 4. A process that blocks a thread for [`PATIENCE`] is killed. A long fork of much memory is over by then.
-//! 5. When a stuck thread has gone on, its address space is visited again.
+//! 5. A stuck thread is interrupted at each look. The read of a forked child's userfaultfd waits if the child has it block and reads what was
+//!    there: the kernel cannot be told not to wait, and no death ends the wait. When a stuck thread has gone on, its address space is visited again.
 //! 6. A thread that reads the areas of a worker waits for a page that is missing there. The death of the process does not end that wait:
 //!    the thread keeps the memory alive. So a helper thread denies the areas of dead processes ([`Space::deny_areas`]), again every
 //!    [`PAUSE_OF_DENIALS`], since another process may have the same memory and take away what was denied.
@@ -127,6 +128,8 @@ impl Watchdog {
             if is_watch(place) && place.is_surplus() {
                 // It may hold processes of others, which go on when it ends.
                 ptrace::give_up_seizing(place.thread());
+            } else if place.role().is_some() && self.stands_still(place) {
+                thread::interrupt(place.thread());
             }
         }
         for (_, guest, age) in stuck {
@@ -140,6 +143,12 @@ impl Watchdog {
                 self.deny(space);
             }
         }
+    }
+
+    /// Whether a thread that was found stuck is so still.
+    fn stands_still(&self, place: &Place) -> bool {
+        let (guest, steps) = place.look();
+        self.visits.get(&place.thread()).is_some_and(|seen| (Some(seen.guest), seen.steps) == (guest, steps))
     }
 
     /// Blocks the address spaces in which threads are stuck, and no others.

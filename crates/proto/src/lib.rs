@@ -414,6 +414,8 @@ pub enum Advice {
     Cold,
     /// `MADV_WIPEONFORK`: a forked child will find these pages empty; leave them alone from now on.
     Exclude,
+    /// `MADV_GUARD_INSTALL` that came to an error: some pages may have become guards; drop what is kept under these.
+    Guards,
 }
 
 /// A program's hint about a range.
@@ -436,6 +438,7 @@ impl Advise {
             Advice::PageOut => 0,
             Advice::Cold => 1,
             Advice::Exclude => 2,
+            Advice::Guards => 3,
         };
         let message = [kind::ADVISE, VERSION, self.token, advice, self.address, self.len];
         words[..message.len()].copy_from_slice(&message);
@@ -445,7 +448,7 @@ impl Advise {
     /// Reads the message; `None` if it is not one.
     pub fn decode(words: &[u64]) -> Option<Advise> {
         let &[kind::ADVISE, VERSION, token, advice, address, len] = words else { return None };
-        const ALL: [Advice; 3] = [Advice::PageOut, Advice::Cold, Advice::Exclude];
+        const ALL: [Advice; 4] = [Advice::PageOut, Advice::Cold, Advice::Exclude, Advice::Guards];
         let advice = *ALL.get(usize::try_from(advice).ok()?)?;
         Some(Advise { token, advice, address, len })
     }

@@ -11,18 +11,21 @@ use std::time::{Duration, Instant};
 
 use crate::PAGE;
 use crate::change::{Change, Event};
+use crate::closing::{IS_STUCK, State as Closing};
 use crate::epoch::{self, Order};
 use crate::evict::STORE_PAGES;
 use crate::heirs::{self, Heirs};
 use crate::inherited;
 use crate::layout;
+use crate::lone_child::LoneChild;
 use crate::noisy::SETTLES_WITHIN;
-use crate::pager::{NO_ROOM, Pager, read_pages, with_buffer};
+use crate::pager::{NO_ROOM, Pager, with_buffer};
 use crate::range::{Range, RangeSet};
 use crate::refused::{self, Unclear};
 use crate::space::{Fault, Space, State};
+use crate::sys::smaps::{self, NotInherited};
 use crate::sys::uffd::{FillError, Message, Probe, Uffd};
-use crate::sys::{limits, process, smaps};
+use crate::sys::{limits, process};
 use crate::table::PageState;
 
 /// The longest time that the manager waits for the layout of a process to settle, so that it can order what was read or answer a fault.
@@ -163,6 +166,8 @@ impl Pager {
     /// Applies what was read in an epoch.
     fn settle(&self, space: &Space, state: &mut State, ordered: Vec<Event>, forks: Vec<Uffd>) {
         let (mut rest, had_forks) = (ordered, !forks.is_empty());
+        // All of it has been done by now, also what comes after a fork.
+        rest.iter().for_each(|event| state.note_lost_places(event.change));
         for (number, child) in forks.into_iter().enumerate() {
             let mut said = Vec::new();
             let inherited = |address| was_inherited(&child, address, &mut said, state.heirs.as_deref());
@@ -185,18 +190,24 @@ impl Pager {
 
     /// Takes a forked child, which has hardly run yet, under management.
     fn fork(&self, space: &Space, state: &mut State, child: Uffd, said: Vec<Message>) {
-        if state.gone || !self.has_room(&space.owner) {
+        let is_stuck = !space.owner.is_trusted() && space.uffd.user().state() == Closing::Stuck;
+        if state.gone || is_stuck || !self.has_room(&space.owner) {
             if !std::mem::replace(&mut state.gone, true) {
-                self.host.kill(space.id, &format!("it forked, and {NO_ROOM}"));
+                self.host.kill(space.id, &format!("it forked, and {}", if is_stuck { IS_STUCK } else { NO_ROOM }));
             }
             // Those that it has forked itself by now miss the same contents.
             let children = said.into_iter().filter_map(Message::into_child).chain([child]);
             return children.for_each(|child| self.forsake(space, state, child));
         }
-        let wiped = self.wiped_in_child(state);
-        self.flush_staging(space, state, &child, &wiped);
+        let mut child = Newborn { uffd: child, said, until: Instant::now() + NEWBORN_PATIENCE };
+        let heirs = state.heirs.clone();
+        let inherited = |address| was_inherited(&child.uffd, address, &mut child.said, heirs.as_deref());
+        let NotInherited { wiped, left_out } = self.not_inherited(state, inherited);
+        self.flush_staging(space, state, &mut child, &wiped);
+        let Newborn { uffd: child, said, .. } = child;
         let mut inherited = State { unheard: said, ..state.inherit(&self.engine) };
         wiped.iter().for_each(|range| inherited.empty(&self.engine, range));
+        left_out.iter().for_each(|range| inherited.forget(&self.engine, range));
         let (child, added) = self.register(child, inherited, space.account(), space.owner.clone());
         state.heirs.iter().for_each(|heirs| heirs.note(&child));
         child.noise.inherit(&space.noise);
@@ -207,33 +218,69 @@ impl Pager {
 
     /// Stores all staged pages at once, so that a child can share them. What the engine refuses goes to both. A page that cannot be
     /// read is denied to the child: it would read zeros. In `wiped` it reads zeros by rights.
-    fn flush_staging(&self, space: &Space, state: &mut State, child: &Uffd, wiped: &RangeSet) {
+    fn flush_staging(&self, space: &Space, state: &mut State, child: &mut Newborn, wiped: &RangeSet) {
         let staged: Vec<(u32, u64)> = state.staging.iter().collect();
         let Some(worker) = state.worker.clone() else {
-            deny(child, &staged, wiped);
+            deny(&child.uffd, &staged, wiped);
             return;
         };
         for group in staged.chunks(STORE_PAGES) {
             let sequences: Vec<u32> = group.iter().map(|&(sequence, _)| sequence).collect();
             let read = with_buffer(group.len(), |data| {
-                read_pages(&worker, &sequences, data.as_flattened_mut())?;
+                state.read_staged(&worker, &sequences, data)?;
                 let homes = self.homes(space, &worker, &sequences);
                 for ((&(sequence, page), &home), data) in group.iter().zip(&homes).zip(data.iter()) {
                     if let Ok(slot) = self.engine.swap_out(data, home) {
                         state.staging.clear(sequence);
                         state.table.set(page, PageState::Stored(slot));
-                    } else if !wiped.contains(page)
-                        && child.copy(page, data).1.is_some_and(|error| error != FillError::Exists)
-                    {
+                    } else if !wiped.contains(page) && !child.is_given(page, data, state.heirs.as_deref()) {
                         self.host.kill(space.id, "it forked while neither pool nor swap file had room");
-                        deny(child, &[(sequence, page)], wiped);
+                        deny(&child.uffd, &[(sequence, page)], wiped);
                     }
                 }
                 io::Result::Ok(())
             });
             if read.is_err() {
                 self.host.kill(space.id, "a staged page could not be read back");
-                deny(child, group, wiped);
+                deny(&child.uffd, group, wiped);
+            }
+        }
+    }
+}
+
+/// A forked child that is not under management yet.
+struct Newborn {
+    uffd: Uffd,
+    /// What it has said meanwhile.
+    said: Vec<Message>,
+    /// How long it may take until its layout stands still.
+    until: Instant,
+}
+
+/// A child whose threads change its layout without a pause.
+const NEWBORN_PATIENCE: Duration = Duration::from_secs(1);
+
+impl Newborn {
+    /// Gives the child a page of its parent's. True also where it has none at this place (`MADV_DONTFORK`), or a newer one, or has given it up.
+    fn is_given(&mut self, page: u64, data: &[u8], heirs: Option<&Heirs>) -> bool {
+        let mut tries = 0;
+        loop {
+            // What it has discarded or unmapped is not to come back, and what it has moved is missing elsewhere.
+            let change = self.said.iter().find_map(|message| match message {
+                Message::Change(change) if change.touches(Range::page(page)) => Some(change),
+                _ => None,
+            });
+            if let Some(change) = change {
+                return !matches!(change, Change::Remap { .. });
+            }
+            match self.uffd.copy(page, data).1 {
+                None | Some(FillError::Exists | FillError::Gone | FillError::NotMapped) => return true,
+                Some(FillError::Changing) if Instant::now() < self.until => {
+                    // It goes on when its event has been read. An error is told again to the thread that reads next.
+                    let _ = heirs::read(&self.uffd, heirs, &mut self.said, true);
+                    wait_for_program(&self.uffd, &mut tries);
+                }
+                Some(_) => return false,
             }
         }
     }
@@ -243,6 +290,12 @@ impl Pager {
 struct Asked<'a> {
     space: &'a Space,
     state: &'a State,
+}
+
+impl Asked<'_> {
+    fn program(&self) -> Option<i32> {
+        self.state.program.or_else(|| self.state.lone_child.as_ref().and_then(LoneChild::pid))
+    }
 }
 
 impl refused::Kernel for Asked<'_> {
@@ -255,19 +308,19 @@ impl refused::Kernel for Asked<'_> {
     }
 
     fn has_page(&self, range: Range) -> bool {
-        let worker = self.state.worker.as_ref();
-        worker.and_then(|worker| worker.pagemap.present(range, 1).ok()).is_some_and(|present| !present.runs.is_empty())
+        let present = self.state.pagemap().and_then(|pagemap| pagemap.present(range, 1).ok());
+        present.is_some_and(|present| !present.runs.is_empty())
     }
 
     fn begins_mapping(&self, at: u64) -> bool {
-        let mappings = self.state.worker.as_ref().and_then(|worker| layout::all(worker.pid).ok()).unwrap_or_default();
+        let mappings = self.state.processes().find_map(|pid| layout::all(pid).ok()).unwrap_or_default();
         mappings.binary_search_by_key(&at, |mapping| mapping.start).is_ok()
     }
 
     fn may_refuse(&self, range: Range) -> bool {
         let is_sealed = |pid| smaps::sealed(pid).is_ok_and(|sealed| sealed.overlaps(range));
         limits::is_beyond_machine(range.len())
-            || self.state.program.is_some_and(|pid| limits::may_refuse(pid, range.len()) || is_sealed(pid))
+            || self.program().is_some_and(|pid| limits::may_refuse(pid, range.len()) || is_sealed(pid))
     }
 }
 

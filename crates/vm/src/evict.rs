@@ -15,11 +15,10 @@ use uzswap_proto::{MAX_BATCH_PAGES, Run, STAGING_PAGES, evict, evicted, kind};
 
 use crate::events::wait_for_program;
 use crate::exit_words::tell_heads;
-use crate::pager::{Pager, Progress, read_pages};
+use crate::pager::{Pager, Progress};
 use crate::range::{Range, RangeSet};
 use crate::space::{Request, Space, State, Worker};
 use crate::sys::pagemap::Present;
-use crate::sys::thread::OneProcessor;
 use crate::sys::uffd::{FillError, Probe};
 use crate::table::{PageState, STATE_BITS};
 use crate::{PAGE, layout, visit};
@@ -209,7 +208,7 @@ impl Pager {
         for part in parts {
             let Some(worker) = space.worker() else { return Ok(None) };
             // From the end of one batch to the beginning of the next.
-            let _together = OneProcessor::with(worker.pid, &worker.processor);
+            let _together = worker.together();
             let mut at = part.start;
             while at < part.end {
                 // What would only be moved out to be put back stays where it is.
@@ -224,7 +223,7 @@ impl Pager {
                     at = present.end;
                     for guard in present.guards {
                         // Where the layout is changing, the next search finds it again.
-                        self.drop_guarded(space, &mut space.lock(), &worker, guard);
+                        self.drop_guarded(space, &mut space.lock(), &worker.pagemap, guard);
                     }
                     if self.evict_runs(space, &worker, &present.runs, false)?.is_none() {
                         return Ok(None);
@@ -447,10 +446,15 @@ impl Pager {
             }
         }
         for &sequence in &refused {
-            let mut data = [0; PAGE_SIZE];
+            let mut data = [[0; PAGE_SIZE]];
             let Some(page) = state.staging.get(sequence) else { continue };
-            read_pages(worker, &[sequence], &mut data)?;
-            if let None | Some(FillError::Exists) = space.uffd.copy(page, &data).1 {
+            if !self.drop_under_guards(space, &mut state, Range::page(page)) || state.staging.get(sequence).is_none() {
+                continue;
+            }
+            state.read_staged(worker, &[sequence], &mut data)?;
+            let (_, error) = space.fill(page, data.as_flattened());
+            space.uffd.wake(Range::page(page));
+            if let None | Some(FillError::Exists) = error {
                 state.staging.clear(sequence);
                 state.table.set(page, PageState::Resident);
             }
@@ -461,7 +465,7 @@ impl Pager {
 
     /// Sends a request to the worker, which has been recorded in the state, and applies the answer.
     pub(crate) fn talk(&self, space: &Space, worker: &Worker, words: &[u64]) -> Talk {
-        let _together = OneProcessor::with(worker.pid, &worker.processor);
+        let _together = worker.together();
         match worker.link.send(words, None) {
             Ok(()) => self.listen(space, worker, space.owner.patience()),
             Err(_) => self.lose_worker(space),
@@ -518,9 +522,10 @@ impl Pager {
             (Some(&kind::DISCARDED), Some(Request::Discard { pages })) => {
                 // A page that is being looked at cannot be moved just now; it and what follows stay for the next time.
                 let freed = words.get(1).map_or(0, |&freed| pages.min(freed as usize));
-                state.staging.discard(freed);
+                let pages = state.staging.discard(freed);
                 space.count(|counters| &counters.discarded, freed as u64);
-                space.traffic.end_discard(freed as u64 * PAGE);
+                // Not where nothing was moved to.
+                space.traffic.end_discard(pages as u64 * PAGE);
                 freed
             }
             (Some(&kind::COLLAPSED), Some(Request::Collapse)) => usize::from(words.get(1) == Some(&1)),

@@ -162,6 +162,10 @@ impl Pager {
         }
         let mut pages = RangeSet::default();
         let mut heads = robust::heads(worker.program);
+        // The number may have been another process's by then.
+        if worker.process.has_ended() {
+            return;
+        }
         heads.iter().for_each(|head| pages.insert(pages_around(*head)));
         heads.retain(|head| !pages_around(*head).is_empty());
         let mut heads: Vec<u64> = heads.into_iter().take(MAX_HEADS).map(|head| head.start).collect();

@@ -23,7 +23,7 @@ use crate::PAGE;
 use crate::crew::PART;
 use crate::events::{LONGEST_CHANGE, NEVER_SETTLES, wait_for_program};
 use crate::log::log;
-use crate::pager::{Account, Pager, read_pages, with_buffer};
+use crate::pager::{Account, Pager, with_buffer};
 use crate::range::Range;
 use crate::space::{Fault, Outcome, Request, Space, State};
 use crate::swapin::Swapin;
@@ -204,7 +204,7 @@ impl Pager {
     fn answer(&self, space: &Space, state: &mut State, pass: &mut Pass, fault: &mut Fault) -> Answer {
         let page = fault.page;
         if state.worker.is_none() && state.beacon == Some(page) {
-            return self.answer_beacon(space, state, pass, page);
+            return self.answer_beacon(space, state, pass, fault);
         }
         if !state.removals.is_empty() {
             // All that a fault may bring. What else is brought keeps a removal waiting longer than it must, no more.
@@ -223,8 +223,14 @@ impl Pager {
             }
             PageState::Stored(_) => {
                 space.stall(state, fault);
+                self.identify(space, state, fault.tid);
                 let (window, mut pages) = self.wanted(space, state, page);
-                self.pass_over_guards(space, state, &mut pages);
+                self.pass_over_guards(space, state, &mut pages, fault.is_the_managers());
+                if pages.first().is_none_or(|(first, _)| *first != page) {
+                    // A guard lies there by now: the thread finds that out when it is woken.
+                    pass.filled.push(Range::page(page));
+                    return Answer::Done;
+                }
                 if fault.is_the_managers() {
                     // Its neighbours do.
                     pages.truncate(1);
@@ -251,7 +257,7 @@ impl Pager {
         let most = account.most_ahead();
         while let Some((start, window)) = state.readahead.ahead(page, |folio| folios.largest(folio.min(most))) {
             let mut pages = state.table.stored_run(start, window);
-            self.pass_over_guards(space, state, &mut pages);
+            self.pass_over_guards(space, state, &mut pages, false);
             if !pass.admits(space, pages.len() as u64) {
                 pages.clear();
             }
@@ -322,7 +328,12 @@ impl Pager {
                 pages += 1;
             }
             if let Some(guard) = self.first_guard(state, Range::sized(page, pages as u64 * PAGE)) {
-                pages = ((guard - page) / PAGE).max(1) as usize;
+                pages = ((guard - page) / PAGE) as usize;
+                if pages == 0 {
+                    // It came after the thread. That is woken, and meets it.
+                    pass.filled.push(Range::page(page));
+                    return Answer::Done;
+                }
             }
             let (filled, error) = space.fill(page, &ZEROS[..pages * PAGE_SIZE]);
             state.readahead.brought(page, window, page + filled.max(PAGE));
@@ -344,12 +355,16 @@ impl Pager {
     }
 
     /// Tells a forked child, which asks by a touch of its beacon, the number under which its worker can claim this address space.
-    fn answer_beacon(&self, space: &Space, state: &mut State, pass: &mut Pass, page: u64) -> Answer {
+    fn answer_beacon(&self, space: &Space, state: &mut State, pass: &mut Pass, fault: &Fault) -> Answer {
+        let page = fault.page;
         let Ok(nonce) = nonce() else { return Answer::Unsettled };
         self.name_child(space, state, nonce);
         match space.fill(page, &page_of(&beacon::words(nonce))).1 {
             Some(error) => Answer::from(self.after_failed_fill(space, state, page, error)),
             None => {
+                if fault.write {
+                    self.identify(space, state, fault.tid);
+                }
                 pass.filled.push(Range::page(page));
                 Answer::Done
             }
@@ -376,9 +391,18 @@ impl Pager {
         if !pass.admits_for(&fault, space, 1) {
             return Answer::NoRoom;
         }
-        let mut data = [0; PAGE_SIZE];
+        let is_to_be_searched = fault.is_the_managers() || state.has_guards;
+        if is_to_be_searched && !self.drop_under_guards(space, state, Range::page(page)) {
+            return Answer::Unsettled;
+        }
+        if state.table.get(page) != PageState::Staged(sequence) {
+            // A guard lies there by now: the thread meets it when it is woken.
+            pass.filled.push(Range::page(page));
+            return Answer::Done;
+        }
+        let mut data = [[0; PAGE_SIZE]];
         let worker = state.worker.clone();
-        if worker.is_none_or(|worker| read_pages(&worker, &[sequence], &mut data).is_err()) {
+        if worker.is_none_or(|worker| state.read_staged(&worker, &[sequence], &mut data).is_err()) {
             // Only a process that outlived the program whose memory it shares comes here.
             self.host.kill(space.id, "a staged page could not be read back");
             let thread = fault.tid as i32;
@@ -391,9 +415,10 @@ impl Pager {
             let _ = space.uffd.poison(page);
             return Answer::Done;
         }
-        match space.fill(page, &data).1 {
+        match space.fill(page, data.as_flattened()).1 {
             None => {
                 pass.filled.push(Range::page(page));
+                space.note_back(1);
                 space.count(|counters| &counters.rescued, 1);
                 space.wanted(state, page, true);
             }
@@ -481,6 +506,7 @@ impl Pager {
             still.then_some(if i < filled { PageState::Resident } else { PageState::Stored(slot) })
         });
         if filled > 0 {
+            space.note_back(filled);
             space.count(|counters| &counters.readahead, (filled - usize::from(fault.is_some())) as u64);
         }
         let back = Range::new(first, pages[pages.len() - 1].0 + PAGE);

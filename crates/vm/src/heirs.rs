@@ -30,7 +30,7 @@ use parking_lot::{Mutex, MutexGuard};
 
 use crate::owner::Owner;
 use crate::pager::Pager;
-use crate::space::Space;
+use crate::space::{Space, Worker};
 use crate::sys::tether::Hold;
 use crate::sys::uffd::{AT_ONCE, Message, Uffd, WeakUffd};
 use crate::tied::Tied;
@@ -88,11 +88,11 @@ pub(crate) fn read(
 }
 
 impl Heirs {
-    /// None yet. `hold` is that of the tether of the program, which is process `program`.
-    pub fn new(hold: Arc<Hold>, program: i32) -> Heirs {
+    /// None yet. `hold` is that of the tether of `worker`'s program.
+    pub fn new(hold: Arc<Hold>, worker: &Worker) -> Heirs {
         let list = Mutex::new(List { due: FEW, ..List::default() });
         let (asked, met) = Default::default();
-        Heirs { hold, tied: Mutex::new(Tied::new(program)), list, asked, met }
+        Heirs { hold, tied: Mutex::new(Tied::new(worker.program, worker.process.clone())), list, asked, met }
     }
 
     /// Reads what there is to read from the userfaultfd of the program or of a child of its family, as [`Uffd::read`], and has the

@@ -12,6 +12,7 @@
 //! | `heat` | which pages reclaim passes over |
 //! | `watched` | whether what passes for registered is |
 //! | `guard` | what changes without an event: guard pages, wiping on fork |
+//! | `lone_child` | which process a forked child without a worker is |
 //! | [`visit`] | which thread is busy with which address space, and whether it makes progress |
 //! | [`owner`] | what one user's processes may cost another's |
 //! | `exit_words` | what the kernel needs when a thread ends, and libc afterwards |
@@ -26,7 +27,7 @@
 //! | `layout` | which mappings are managed |
 //! | [`swapin`] | how many pages a fault brings |
 //! | [`range`] | address arithmetic |
-//! | `closing` | closing of descriptors that clients have handed over |
+//! | `closing` | closing of descriptors that clients have handed over, by user |
 //! | [`log`](mod@log) | messages on standard error |
 //! | [`sys`] | the seam to the kernel; all unsafe code |
 //! | [`doctor`] | what the machine permits |
@@ -41,6 +42,7 @@ mod exit_words;
 mod fault;
 mod guard;
 mod heirs;
+mod lone_child;
 mod noisy;
 mod release;
 mod staging;

@@ -311,6 +311,7 @@ impl Pager {
                 self.registry.lock().children.remove(&nonce);
             }
             state.program = Some(worker.program);
+            state.lone_child = None;
             // Another may have claimed it in vain meanwhile.
             space.note_areas_of(&worker);
             state.note_litter(&worker)?;

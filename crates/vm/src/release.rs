@@ -7,9 +7,10 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::{Relaxed, Release};
 use std::time::{Duration, Instant};
 
-use uzswap_engine::{PAGE_SIZE, Slot};
+use uzswap_engine::Slot;
 use uzswap_proto::kind;
 
+use crate::PAGE;
 use crate::fault::{Load, part};
 use crate::layout;
 use crate::pager::Pager;
@@ -35,12 +36,11 @@ impl Pager {
         }
     }
 
-    /// Evicts nothing from `space` until told otherwise; eviction that is under way may still be recorded. What is away now is not
-    /// charged when it comes back, until then.
+    /// Evicts nothing from `space` until told otherwise; eviction that is under way may still be recorded. What comes back is not charged,
+    /// until then.
     pub fn hold_in(&self, space: &Arc<Space>, held: bool) {
         space.held_in.store(held, Relaxed);
-        let away = if held { self.pages_away(space) * PAGE_SIZE } else { 0 };
-        space.uncharged.store(away as u64, Relaxed);
+        space.uncharged.store(0, Relaxed);
         if held {
             self.rest(space, false);
         }
@@ -109,11 +109,16 @@ impl Pager {
     }
 
     /// Loads those of `batch` that are still stored and fills them in, each by itself or neighbours together. False if the worker has not
-    /// answered yet which pages it has moved out: nothing may be filled in meanwhile.
+    /// answered yet which pages it has moved out, or the layout is changing and guards may have come: nothing may be filled in meanwhile.
     fn load_back(&self, space: &Space, batch: &[(u64, Slot)], is_alone: bool) -> bool {
         let pages: Vec<(u64, Slot)> = {
             let mut state = space.lock();
             if matches!(state.request, Some(Request::Evict { .. })) {
+                return false;
+            }
+            if let (Some((first, _)), Some((last, _))) = (batch.first(), batch.last())
+                && !self.drop_under_guards(space, &mut state, Range::new(*first, *last + PAGE))
+            {
                 return false;
             }
             let is_stored = |(page, slot): &&(u64, Slot)| state.table.get(*page) == PageState::Stored(*slot);
@@ -140,15 +145,14 @@ impl Pager {
             let _visit = space.visit();
             space.untie();
             let _conversation = space.conversation.lock();
-            let (worker, mut watched) = {
+            let (worker, watched) = {
                 let mut state = space.lock();
                 let beacon = state.beacon.map(Range::page);
-                (state.worker.take(), state.registered.iter().chain(beacon).collect::<Vec<_>>())
+                let mut watched: Vec<Range> = state.registered.iter().chain(beacon).collect();
+                // What has grown unheard of is registered, too. Fails only for a program that is going away.
+                watched.extend(state.processes().find_map(|pid| layout::all(pid).ok()).unwrap_or_default());
+                (state.worker.take(), watched)
             };
-            if let Some(worker) = &worker {
-                // Fails only for a program that is going away.
-                watched.extend(layout::all(worker.pid).unwrap_or_default());
-            }
             watched.into_iter().for_each(|range| space.uffd.unregister(range));
             if let Some(worker) = worker {
                 // As above.

@@ -51,12 +51,13 @@ impl Removals {
             || self.oldest.contains(page)
     }
 
-    /// Adds a removal that was just announced. One that may be discarded at the same time as another gets no sentinel: one's
-    /// deed would be taken for the other's.
+    /// Adds a removal that was just announced. One that may be discarded at the same time as another gets no sentinel, and no other keeps one
+    /// there: one's deed would be taken for the other's.
     pub fn begin(&mut self, range: Range, sentinel: Option<u64>, epoch: u64, is_absent: impl Fn(u64) -> bool) {
         let shared = self.recent.iter().any(|removal| removal.range.overlaps(range))
             || self.older.overlaps(range)
             || self.oldest.overlaps(range);
+        self.take_sentinels(range);
         self.recent.push(Removal { range, sentinel: sentinel.filter(|_| !shared), epoch });
         // What was announced in this epoch has to be told from what it replaces.
         while self.recent.len() > MOST_RECENT && self.recent[0].epoch != epoch {
@@ -78,8 +79,16 @@ impl Removals {
     /// The range is no longer mapped, or not as it was. What was announced in epoch `now` may be of what has come there since.
     pub fn forget(&mut self, range: Range, now: u64) {
         self.recent.retain(|removal| removal.epoch == now || removal.range.intersect(range) != removal.range);
+        self.take_sentinels(range);
         self.older.remove(range);
         self.oldest.remove(range);
+    }
+
+    /// Pages of `range` go absent by another deed than that of the removals that were announced so far.
+    pub fn take_sentinels(&mut self, range: Range) {
+        for removal in &mut self.recent {
+            removal.sentinel.take_if(|sentinel| range.contains(*sentinel));
+        }
     }
 
     fn begin_set(&mut self) {
@@ -148,5 +157,24 @@ mod tests {
         removals.begin(range(1), Some(range(1).start), 2, |_| true);
         removals.settle(range(1), |_| true);
         assert!(removals.cover(range(1).start), "the first is done, of the second nothing is known");
+    }
+
+    #[test]
+    fn the_deed_of_one_is_not_taken_for_that_of_an_older_one() {
+        let sentinel = range(1).end - PAGE;
+        let end = Range::page(sentinel);
+        let mut removals = Removals::default();
+        removals.begin(range(1), Some(sentinel), 1, |_| true);
+        removals.begin(end, Some(sentinel), 2, |_| true);
+        removals.settle(range(1), |_| true);
+        assert!(removals.cover(range(1).start), "the sentinel was discarded by the second");
+
+        let mut removals = Removals::default();
+        removals.begin(range(1), Some(sentinel), 1, |_| true);
+        removals.forget(end, 2);
+        removals.settle(range(1), |_| true);
+        assert!(removals.cover(range(1).start), "the sentinel was unmapped");
+        removals.forget(range(1), 3);
+        assert!(!removals.cover(range(1).start));
     }
 }

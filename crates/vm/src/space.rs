@@ -18,7 +18,7 @@ use std::sync::{Arc, LazyLock, Weak};
 use std::time::{Duration, Instant};
 
 use parking_lot::{Mutex, MutexGuard, RwLock};
-use uzswap_engine::{Slot, Zswap};
+use uzswap_engine::{Page, Slot, Zswap};
 use uzswap_proto::{Hello, Nonce, STAGING_PAGES, kind};
 
 use crate::PAGE;
@@ -28,6 +28,7 @@ use crate::heat::Heat;
 use crate::heirs::{Heirs, MOMENT};
 use crate::huge::HugePages;
 use crate::layout;
+use crate::lone_child::LoneChild;
 use crate::noisy::Noise;
 use crate::owner::{Counted, LEFT_ALONE, Owner};
 use crate::pager::{Account, Counters};
@@ -37,9 +38,9 @@ use crate::staging::Staging;
 use crate::swapin::Readahead;
 use crate::sys::link::Link;
 use crate::sys::pagemap::Pagemap;
-use crate::sys::process::Memory;
+use crate::sys::process::{self, Memory, PidFd};
 use crate::sys::tether::Tether;
-use crate::sys::thread::Processor;
+use crate::sys::thread::{OneProcessor, Processor};
 use crate::sys::uffd::{FillError, Message, Uffd};
 use crate::table::{PageState, PageTable};
 use crate::traffic::Traffic;
@@ -103,12 +104,14 @@ pub struct Worker {
     pub link: Link,
     /// Its process id; its memory is the program's.
     pub pid: i32,
-    /// The program's process id.
+    /// The program's process id, as long as [`Worker::process`] has not ended.
     pub program: i32,
+    /// A handle on the program's process.
+    pub process: Arc<PidFd>,
     /// That memory.
     pub memory: Memory,
     /// Which of the program's pages are present.
-    pub pagemap: Pagemap,
+    pub pagemap: Arc<Pagemap>,
     /// Where its areas are.
     pub hello: Hello,
     /// Held so that the trash area stays watched.
@@ -126,6 +129,12 @@ impl Drop for Worker {
 }
 
 impl Worker {
+    /// Has the worker go on where the calling thread runs, as long as this lives.
+    pub(crate) fn together(&self) -> Option<OneProcessor> {
+        // The number of a worker that has ended may be another process's.
+        OneProcessor::with(self.pid, &self.processor, || self.memory.is_of(self.pid).unwrap_or(false))
+    }
+
     /// The address of the page of the staging area that `sequence` stands for.
     pub(crate) fn staging_page(&self, sequence: u32) -> u64 {
         self.hello.staging + u64::from(sequence) % STAGING_PAGES as u64 * PAGE
@@ -202,6 +211,9 @@ pub(crate) struct State {
     pub worker: Option<Arc<Worker>>,
     /// The program's process id, as its worker has proven it. Known also when the worker is gone.
     pub program: Option<i32>,
+    /// A forked child that has no worker, as far as it is known which process that is; and how often it was looked for.
+    pub lone_child: Option<LoneChild>,
+    pub looks_for_process: u32,
     /// Where a child of this process asks which userfaultfd is its own.
     pub beacon: Option<u64>,
     /// What a child was told there that has no worker yet.
@@ -215,6 +227,8 @@ pub(crate) struct State {
     /// Whether this is a forked child of which no fault has been answered.
     pub is_new: bool,
     pub staging: Staging,
+    /// The program has discarded, moved or unmapped what waited in the staging area.
+    pub has_lost_places: bool,
     pub request: Option<Request>,
     pub removals: Removals,
     /// Messages that were read before there was anybody to hear them.
@@ -385,10 +399,10 @@ impl Space {
                 return;
             }
             // Without a descriptor to spare, the guards that are processes remain. A program that has ended needs none.
-            *tether = Tether::new(worker.program)
+            *tether = Tether::new(&worker.process, worker.program, worker.link.user())
                 .and_then(|tether| worker.link.send(&[kind::TETHER], Some(tether.far())).map(|()| tether))
                 .ok();
-            tether.as_ref().map(|tether| Arc::new(Heirs::new(tether.hold().clone(), worker.program)))
+            tether.as_ref().map(|tether| Arc::new(Heirs::new(tether.hold().clone(), worker)))
         };
         if heirs.is_some() {
             let inherited = std::mem::replace(&mut self.lock().heirs, heirs);
@@ -514,6 +528,13 @@ impl Space {
         self.held_in.load(Relaxed)
     }
 
+    /// Takes note of pages that have come back.
+    pub(crate) fn note_back(&self, pages: usize) {
+        if self.is_held_in() {
+            self.uncharged.fetch_add(pages as u64 * PAGE, Relaxed);
+        }
+    }
+
     /// Bytes of it that are not charged, for they were brought back to be looked at ([`crate::pager::Pager::hold_in`]).
     pub fn uncharged(&self) -> u64 {
         self.uncharged.load(Relaxed)
@@ -604,6 +625,46 @@ impl State {
         }
     }
 
+    /// The page tables of the program.
+    pub fn pagemap(&self) -> Option<Arc<Pagemap>> {
+        let of_worker = self.worker.as_ref().map(|worker| &worker.pagemap);
+        of_worker.or(self.lone_child.as_ref().map(|child| &child.pagemap)).cloned()
+    }
+
+    /// Processes that have, or had, the program's memory: its worker may have been killed, or the program have ended.
+    pub fn processes(&self) -> impl Iterator<Item = i32> + '_ {
+        let child = self.lone_child.as_ref().and_then(LoneChild::pid);
+        self.worker.iter().map(|worker| worker.pid).chain(self.program).chain(child)
+    }
+
+    /// Notes if the program has taken away what waits in the staging area.
+    pub fn note_lost_places(&mut self, change: Change) {
+        let range = match change {
+            Change::Unmap(range) | Change::Remove(range) => range,
+            Change::Remap { from, len, .. } => Range::sized(from, len),
+        };
+        let Some(worker) = self.worker.as_ref().filter(|worker| worker.staging().overlaps(range)) else { return };
+        self.has_lost_places |= self.staging.iter().any(|(sequence, _)| range.contains(worker.staging_page(sequence)));
+    }
+
+    /// Reads staged pages, with the state locked. It does not wait for a page that is missing, as other threads of the manager would have to
+    /// answer. What the program has given to the kernel with `MADV_FREE` the kernel takes from the staging area, too, without an event: it
+    /// reads as zeros.
+    pub fn read_staged(&self, worker: &Worker, sequences: &[u32], data: &mut [Page]) -> io::Result<()> {
+        for (&sequence, data) in sequences.iter().zip(data) {
+            let page = worker.staging_page(sequence);
+            if let Err(error) = worker.memory.read(&[Range::page(page)], data) {
+                // The kernel takes all memory of a process that is killed, at times before it has ended.
+                let is_ending = |pid| process::is_exiting(pid) || process::is_told_to_end(pid);
+                if self.has_lost_places || !worker.pagemap.is_absent(page)? || self.program.is_some_and(is_ending) {
+                    return Err(error);
+                }
+                data.fill(0);
+            }
+        }
+        Ok(())
+    }
+
     /// Lets go of the contents of all pages of `range`.
     pub fn empty(&mut self, engine: &Zswap, range: Range) {
         for (_, state) in self.table.take(range) {
@@ -625,6 +686,7 @@ impl State {
         let (old, new) = (Range::sized(from, len), Range::sized(to, len));
         let taken = self.table.take(old);
         self.huge.forget(old);
+        self.removals.take_sentinels(old);
         let moved = |set: &RangeSet| -> Vec<Range> {
             set.within(old).into_iter().map(|r| Range::sized(r.start - from + to, r.len())).collect()
         };

@@ -8,6 +8,7 @@ use proptest::prelude::*;
 use uzswap_engine::{Config, HeapSource, Home, PAGE_SIZE, Page, Slot, Zswap};
 
 use super::*;
+use crate::closing::{Handed, User};
 use crate::owner::Owner;
 
 const BASE: u64 = 1 << 30;
@@ -333,7 +334,7 @@ fn a_stall_is_ended_with_whom_it_was_begun_with() {
     let file = std::fs::File::open("/dev/null").unwrap();
     let space = Space::new(
         1,
-        std::os::fd::OwnedFd::from(file).into(),
+        Handed::new(User::Own, file.into()).into(),
         State::default(),
         one.clone(),
         Arc::new(Owner::trusted()),

@@ -6,6 +6,17 @@ use uzswap_proto::STAGING_PAGES;
 
 use crate::table::STATE_BITS;
 
+/// An entry of the staging area.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Entry {
+    /// No page was moved there.
+    Empty,
+    /// This page waits there.
+    Holds(u64),
+    /// The page that waited there is stored, or there no longer; its copy takes memory still.
+    Left,
+}
+
 /// The staging area as a ring: entry `head + i` names the page that waits there.
 ///
 /// A place is *littered* if a thread of the program has looked there while it was empty, and was given a page by the manager, or by the
@@ -15,7 +26,7 @@ use crate::table::STATE_BITS;
 #[derive(Default)]
 pub(crate) struct Staging {
     head: u32,
-    entries: VecDeque<Option<u64>>,
+    entries: VecDeque<Entry>,
     /// Entries that name a page.
     live: usize,
     /// Places of the area, numbered from 0.
@@ -35,13 +46,13 @@ impl Staging {
     /// Reserves room for up to `pages` pages in one run of the area; gives the first sequence number and how many.
     pub fn reserve(&mut self, pages: usize) -> (u32, usize) {
         while self.entries.len() < STAGING_PAGES && self.littered.contains(&self.next_place()) {
-            self.entries.push_back(None);
+            self.entries.push_back(Entry::Empty);
         }
         let (first, place) = (self.sequence(self.entries.len()), self.next_place());
         let free = STAGING_PAGES - self.entries.len();
         let end = self.littered.range(place..).next().copied().unwrap_or(STAGING_PAGES);
         let count = pages.min(free).min(end - place);
-        self.entries.extend(std::iter::repeat_n(None, count));
+        self.entries.extend(std::iter::repeat_n(Entry::Empty, count));
         (first, count)
     }
 
@@ -58,26 +69,32 @@ impl Staging {
     /// Names the page of an entry.
     pub fn fill(&mut self, sequence: u32, page: u64) {
         let index = self.index(sequence);
-        assert!(self.entries[index].replace(page).is_none(), "staging entry filled twice");
+        assert!(self.entries[index] == Entry::Empty, "staging entry filled twice");
+        self.entries[index] = Entry::Holds(page);
         self.live += 1;
     }
 
     /// The page left the staging area.
     pub fn clear(&mut self, sequence: u32) {
         let index = self.index(sequence);
-        assert!(self.entries[index].take().is_some(), "staging entry cleared twice");
+        assert!(matches!(self.entries[index], Entry::Holds(_)), "staging entry cleared twice");
+        self.entries[index] = Entry::Left;
         self.live -= 1;
     }
 
     /// The page has another address now.
     pub fn rename(&mut self, sequence: u32, page: u64) {
         let index = self.index(sequence);
-        assert!(self.entries[index].replace(page).is_some(), "staging entry renamed while empty");
+        assert!(matches!(self.entries[index], Entry::Holds(_)), "staging entry renamed while empty");
+        self.entries[index] = Entry::Holds(page);
     }
 
     /// The page an entry names.
     pub fn get(&self, sequence: u32) -> Option<u64> {
-        self.entries.get(self.index(sequence)).copied().flatten()
+        match self.entries.get(self.index(sequence)) {
+            Some(Entry::Holds(page)) => Some(*page),
+            _ => None,
+        }
     }
 
     /// How many of the oldest entries, up to `pages`, lie in one run of the area.
@@ -93,15 +110,24 @@ impl Staging {
         }
     }
 
-    /// The memory of the oldest entries is free.
-    pub fn discard(&mut self, pages: usize) {
-        assert!(self.entries.drain(..pages).all(|entry| entry.is_none()), "a staged page was discarded");
+    /// The memory of the oldest entries is free; returns of how many pages that was.
+    pub fn discard(&mut self, pages: usize) -> usize {
+        let mut freed = 0;
+        for entry in self.entries.drain(..pages) {
+            assert!(!matches!(entry, Entry::Holds(_)), "a staged page was discarded");
+            freed += usize::from(entry == Entry::Left);
+        }
         self.head = self.sequence(pages);
+        freed
     }
 
     /// Every entry that names a page.
     pub fn iter(&self) -> impl Iterator<Item = (u32, u64)> + '_ {
-        self.entries.iter().enumerate().filter_map(|(i, page)| page.map(|page| (self.sequence(i), page)))
+        let holds = |(i, entry): (usize, &Entry)| match entry {
+            Entry::Holds(page) => Some((self.sequence(i), *page)),
+            Entry::Empty | Entry::Left => None,
+        };
+        self.entries.iter().enumerate().filter_map(holds)
     }
 
     /// Entries that name a page.
@@ -123,12 +149,21 @@ mod tests {
     fn the_ring_never_gives_a_run_that_wraps() {
         let mut staging = Staging::default();
         assert_eq!(staging.reserve(STAGING_PAGES - 10), (0, STAGING_PAGES - 10));
-        staging.discard(100);
+        assert_eq!(staging.discard(100), 0, "nothing was moved there");
         assert_eq!(staging.reserve(64).1, 10, "up to the end of the area");
         assert_eq!(staging.reserve(64), (STAGING_PAGES as u32, 64));
         assert_eq!(staging.reserve(STAGING_PAGES), (STAGING_PAGES as u32 + 64, 36), "as much as is free");
         assert_eq!(staging.reserve(1).1, 0);
         assert_eq!(staging.oldest_run(usize::MAX), STAGING_PAGES - 100);
+    }
+
+    #[test]
+    fn only_what_was_moved_there_is_freed() {
+        let mut staging = Staging::default();
+        let (first, _) = staging.reserve(10);
+        (0..4).for_each(|i| staging.fill(first + i, u64::from(i) << 12));
+        (0..4).for_each(|i| staging.clear(first + i));
+        assert_eq!((staging.get(first), staging.live(), staging.discard(3), staging.discard(7)), (None, 0, 3, 1));
     }
 
     #[test]

@@ -4,13 +4,14 @@
 //! it. It need not know: each child of a tied process gets a [`Line`] unless it has one, or has a tether of its own.
 //!
 //! 1. A process number can be used again. So the manager opens a pidfd, makes the line by number, lists the children once more, and arms the
-//!    line only if the number is still that of a child, and the process of the pidfd lives.
+//!    line only if the number is still that of a child, and the processes of the pidfds, the child's and its parent's, live.
 //! 2. A line is kept for some time after the child's worker has been told to tie it: manager and worker may be killed before the worker has
 //!    obeyed.
 //! 3. A child that has executed another program has lost the memory that it inherited, and with it its line.
 
 use std::collections::HashMap;
 use std::os::fd::RawFd;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::sys::process::{self, PidFd};
@@ -26,8 +27,9 @@ const KEPT: Duration = Duration::from_secs(2);
 /// The tied children of a program, and theirs.
 #[derive(Debug)]
 pub(crate) struct Tied {
-    /// The process id of the program.
+    /// The process id of the program, and a handle on it.
     program: i32,
+    process: Arc<PidFd>,
     /// Descendants by process id. `None` stands for a process that needs no line.
     known: HashMap<i32, Option<TiedChild>>,
 }
@@ -47,7 +49,9 @@ impl TiedChild {
         if process::share_memory(pid, parent).unwrap_or(true) || process::has_executed(pid) {
             return None;
         }
-        Some(TiedChild { process: PidFd::open(pid).ok()?, line: Line::new(pid).ok()?, worker_told: None })
+        let process = PidFd::open(pid).ok()?;
+        let line = Line::new(&process, pid).ok()?;
+        Some(TiedChild { process, line, worker_told: None })
     }
 
     /// Returns whether the child needs its line no longer.
@@ -58,8 +62,8 @@ impl TiedChild {
 
 impl Tied {
     /// Starts without children.
-    pub fn new(program: i32) -> Tied {
-        Tied { program, known: HashMap::new() }
+    pub fn new(program: i32, process: Arc<PidFd>) -> Tied {
+        Tied { program, process, known: HashMap::new() }
     }
 
     /// Returns whether it takes little time to tie others: few children are listed, and their parents have few threads, each with a list of its own.
@@ -74,6 +78,15 @@ impl Tied {
     fn parents(&self) -> Vec<i32> {
         let tied = self.known.iter().filter(|(_, child)| child.is_some()).map(|(pid, _)| *pid);
         tied.chain([self.program]).collect()
+    }
+
+    /// Whether one of the parents lives: else its number may be another process's.
+    fn lives(&self, parent: i32) -> bool {
+        let process = match self.known.get(&parent) {
+            Some(child) => child.as_ref().map(|child| &child.process),
+            None => Some(&*self.process),
+        };
+        process.is_some_and(|process| !process.has_ended())
     }
 
     /// Ties all children that are not tied yet; returns the far ends of their lines, which the children's memory is to hold.
@@ -91,7 +104,9 @@ impl Tied {
         let listed = if new.iter().any(|(_, child)| child.is_some()) { children_of(&parents) } else { HashMap::new() };
         let mut far_ends = Vec::new();
         for (pid, child) in new {
-            let is_child = |child: &TiedChild| listed.contains_key(&pid) && !child.process.has_ended();
+            let is_child = |child: &TiedChild| {
+                listed.get(&pid).is_some_and(|parent| self.lives(*parent)) && !child.process.has_ended()
+            };
             let child = child.filter(|child| is_child(child) && child.line.arm().is_ok());
             far_ends.extend(child.as_ref().map(|child| child.line.far()));
             self.known.insert(pid, child);

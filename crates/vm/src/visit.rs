@@ -9,7 +9,7 @@
 //! 2. A watchdog compares all marks ([`places`]). A thread whose steps stand still is *stuck*, and the address space that it visits is
 //!    *blocked*: no other thread visits it, until the stuck thread has gone on.
 //! 3. The watchdog starts another thread in the [`Role`] of the stuck one. The stuck thread is *surplus* from then on, and ends as
-//!    soon as it gets back to its loop ([`is_surplus`]).
+//!    soon as it gets back to its loop ([`is_surplus`]). It is interrupted by a signal again and again: that ends the read of a userfaultfd.
 //!
 //! Waits that end by themselves do not count.
 
@@ -60,6 +60,7 @@ impl Role {
         let work = move || {
             // Set once: the thread is new.
             let _ = OWN.with(|own| own.0.role.set(role.clone()));
+            thread::allow_interruption();
             (role.work)();
         };
         std::thread::Builder::new().name(self.name.to_owned()).spawn(work).map(drop)

@@ -149,10 +149,7 @@ pub static GROUP: &[File<GroupId>] = &[
                 pid => pid,
             };
             // What it leaves must be his as well: else nobody could be kept in a group.
-            if !is_operator(machine, writer)? {
-                may_change(machine, machine.group_of(pid)?, writer)?;
-            }
-            machine.move_process(pid, group)
+            machine.move_process(pid, group, &|from| may_change(machine, from, writer))
         },
     ),
     both("cgroup.subtree_control", |_, _| Ok(line("memory")), |_, _, value, _| control_subtree(value)),

@@ -12,6 +12,9 @@ use super::error::Error;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct GroupId(pub u32);
 
+/// Whether a process may be taken out of a group; an error tells why not.
+pub type MayLeave<'a> = dyn Fn(GroupId) -> Result<(), Error> + 'a;
+
 impl GroupId {
     /// The group above all others.
     pub const ROOT: GroupId = GroupId(0);
@@ -188,10 +191,8 @@ pub trait Machine {
 
     /// The processes of a group, without those of its children.
     fn processes(&self, group: GroupId) -> Result<Vec<i32>, Error>;
-    /// The group that a process is in. [`Error::NoProcess`] if there is none of this number.
-    fn group_of(&self, pid: i32) -> Result<GroupId, Error>;
-    /// Moves a process. [`Error::NoProcess`] if there is none of this number.
-    fn move_process(&self, pid: i32, group: GroupId) -> Result<(), Error>;
+    /// Moves a process, if it may leave the group that it is in. [`Error::NoProcess`] if there is none of this number.
+    fn move_process(&self, pid: i32, group: GroupId, may_leave: &MayLeave<'_>) -> Result<(), Error>;
     /// Whether the group is frozen.
     fn frozen(&self, group: GroupId) -> Result<bool, Error>;
     /// Freezes or thaws it.

@@ -145,13 +145,12 @@ impl Machine for Mock {
         self.with(group, |group| group.processes.iter().copied().collect())
     }
 
-    fn group_of(&self, pid: i32) -> Result<GroupId, Error> {
-        let state = self.0.read();
-        state.groups.iter().find(|(_, group)| group.processes.contains(&pid)).map(|(&id, _)| id).ok_or(Error::NoProcess)
-    }
-
-    fn move_process(&self, pid: i32, group: GroupId) -> Result<(), Error> {
+    fn move_process(&self, pid: i32, group: GroupId, may_leave: &MayLeave<'_>) -> Result<(), Error> {
         self.with(group, |_| ())?;
+        let from =
+            |state: &State| state.groups.iter().find(|(_, group)| group.processes.contains(&pid)).map(|(&id, _)| id);
+        let from = from(&self.0.read()).ok_or(Error::NoProcess)?;
+        may_leave(from)?;
         let mut state = self.0.write();
         let from = state.groups.values_mut().find(|group| group.processes.contains(&pid)).ok_or(Error::NoProcess)?;
         from.processes.remove(&pid);

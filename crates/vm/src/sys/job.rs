@@ -10,6 +10,7 @@ use std::io;
 use std::mem::zeroed;
 use std::os::unix::process::CommandExt;
 use std::process::Command;
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering::Relaxed};
 use std::time::Duration;
 
 use super::memory;
@@ -68,11 +69,38 @@ pub fn kill(pid: i32, signal: i32) -> io::Result<()> {
     super::check(unsafe { libc::kill(pid, signal) }).map(drop)
 }
 
+/// What this process was started with, as the run-time system of Rust changes it before `main`: whether SIGPIPE was ignored, and which of the
+/// first three descriptors were closed, a bit for each.
+static PIPE_WAS_IGNORED: AtomicBool = AtomicBool::new(false);
+static CLOSED: AtomicU8 = AtomicU8::new(0);
+
+/// Called by the dynamic linker.
+#[used]
+#[unsafe(link_section = ".init_array")]
+static BEFORE_MAIN: extern "C" fn() = look_at_inherited;
+
+extern "C" fn look_at_inherited() {
+    PIPE_WAS_IGNORED.store(is_ignored(libc::SIGPIPE), Relaxed);
+    // SAFETY: no pointers.
+    let is_closed = |descriptor: &i32| unsafe { libc::fcntl(*descriptor, libc::F_GETFD) } < 0;
+    CLOSED.store((0..3).filter(is_closed).map(|descriptor| 1 << descriptor).sum(), Relaxed);
+}
+
+fn is_ignored(signal: i32) -> bool {
+    // SAFETY: all zeros is a valid structure, which the kernel fills.
+    unsafe {
+        let mut action: libc::sigaction = zeroed();
+        libc::sigaction(signal, std::ptr::null(), &raw mut action) == 0 && action.sa_sigaction == libc::SIG_IGN
+    }
+}
+
 /// Signals that are waited for instead of delivered.
 #[derive(Debug)]
 pub struct Signals {
     waited_for: libc::sigset_t,
     before: libc::sigset_t,
+    /// SIGCHLD was ignored: then the kernel tells nobody how children end.
+    child_was_ignored: bool,
 }
 
 /// A signal that came.
@@ -104,7 +132,7 @@ impl Signal {
 }
 
 impl Signals {
-    /// Blocks `numbers` in this thread (and those it starts), to be waited for.
+    /// Blocks `numbers` in this thread (and those it starts), to be waited for. SIGCHLD is ignored no longer.
     pub fn block(numbers: &[i32]) -> Signals {
         // SAFETY: the set is initialised by sigemptyset.
         unsafe {
@@ -114,19 +142,32 @@ impl Signals {
                 libc::sigaddset(&raw mut waited_for, number);
             }
             libc::pthread_sigmask(libc::SIG_BLOCK, &raw const waited_for, &raw mut before);
-            Signals { waited_for, before }
+            let child_was_ignored = is_ignored(libc::SIGCHLD);
+            libc::signal(libc::SIGCHLD, libc::SIG_DFL);
+            Signals { waited_for, before, child_was_ignored }
         }
     }
 
-    /// Has `command` start with the signals blocked that were before.
+    /// Has `command` start with the signals blocked and ignored, and the first descriptors closed, that this process was started with.
     pub fn restore_in(&self, command: &mut Command) {
-        let before = self.before;
+        let (before, ignores_child) = (self.before, self.child_was_ignored);
         let restore = move || {
-            // SAFETY: the set is a copy; the call is safe between fork and exec.
-            unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &raw const before, std::ptr::null_mut()) };
+            // SAFETY: the set is a copy; the calls are safe between fork and exec. What is closed is `/dev/null`, in the place of nothing.
+            unsafe {
+                libc::pthread_sigmask(libc::SIG_SETMASK, &raw const before, std::ptr::null_mut());
+                if ignores_child {
+                    libc::signal(libc::SIGCHLD, libc::SIG_IGN);
+                }
+                if PIPE_WAS_IGNORED.load(Relaxed) {
+                    libc::signal(libc::SIGPIPE, libc::SIG_IGN);
+                }
+                for descriptor in (0..3).filter(|descriptor| CLOSED.load(Relaxed) & 1 << descriptor != 0) {
+                    libc::close(descriptor);
+                }
+            }
             Ok(())
         };
-        // SAFETY: the closure makes one system call and nothing else.
+        // SAFETY: the closure makes system calls and nothing else.
         unsafe { command.pre_exec(restore) };
     }
 
@@ -175,6 +216,12 @@ pub fn collect_child() -> Option<(i32, Child)> {
         Child::Ended(libc::WEXITSTATUS(status))
     };
     Some((pid, news))
+}
+
+/// Collects the child `pid`, if it is one and has ended.
+pub fn collect_dead_child(pid: i32) {
+    // SAFETY: no pointers: the status is not wanted.
+    unsafe { libc::waitpid(pid, std::ptr::null_mut(), libc::WNOHANG | libc::__WALL) };
 }
 
 /// A random number from the kernel.

@@ -2,9 +2,11 @@
 //!
 //! What a client sends is not trusted, and nothing here waits for it:
 //!
-//! 1. A message is received only if all of its descriptors are userfaultfds or pidfds. A pipe, a socket or a file of a FUSE server
+//! 1. The kernel refuses messages with descriptors to a connection until they are let pass ([`Link::let_descriptors_pass`]), from Linux 6.16 on.
+//! 2. A message is received only if all of its descriptors are userfaultfds or pidfds. A pipe, a socket or a file of a FUSE server
 //!    would block a later poll, read or close. Any other message ends the connection.
-//! 2. Connections and descriptors are closed by `closing`.
+//! 3. Connections and descriptors are closed by `closing`, for the user at the other end of the connection. A connection that descriptors
+//!    could never come by is closed at once.
 //!
 //! # Safety
 //! Buffers are passed with their true sizes; received descriptors are owned at once.
@@ -13,46 +15,56 @@
 
 use std::fs::{self, Permissions};
 use std::io;
-use std::mem::{ManuallyDrop, size_of, size_of_val, zeroed};
+use std::mem::{size_of, size_of_val, zeroed};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixListener;
 use std::path::Path;
-use std::time::Duration;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::time::{Duration, Instant};
 
 use uzswap_proto::{Job, MAX_WORDS, SOCKET_PATH};
 
 use super::process::PidFd;
 
-use crate::closing;
+use crate::closing::{Handed, User};
 
 /// The socket that a job's processes connect to.
 #[derive(Debug)]
-pub struct Listener(OwnedFd);
+pub struct Listener {
+    socket: OwnedFd,
+    /// Whether the kernel refuses descriptors.
+    refuses: bool,
+}
 
 /// One connection. Its end is seen at once by its peer when it is dropped.
 #[derive(Debug)]
-pub struct Link(ManuallyDrop<OwnedFd>);
+pub struct Link {
+    socket: Handed,
+    /// Whether unread messages may have descriptors.
+    passes: AtomicBool,
+}
 
 impl Drop for Link {
     fn drop(&mut self) {
         // SAFETY: no pointers. It fails only if the peer has gone.
-        unsafe { libc::shutdown(self.0.as_raw_fd(), libc::SHUT_RDWR) };
-        // SAFETY: taken once, here.
-        closing::close(unsafe { ManuallyDrop::take(&mut self.0) });
+        unsafe { libc::shutdown(self.as_raw_fd(), libc::SHUT_RDWR) };
+        if !self.passes.load(Relaxed) {
+            self.socket.close_at_once();
+        }
     }
 }
 
 impl AsRawFd for Listener {
     fn as_raw_fd(&self) -> RawFd {
-        self.0.as_raw_fd()
+        self.socket.as_raw_fd()
     }
 }
 
 impl AsRawFd for Link {
     fn as_raw_fd(&self) -> RawFd {
-        self.0.as_raw_fd()
+        self.socket.as_raw_fd()
     }
 }
 
@@ -88,12 +100,14 @@ impl Listener {
         let sun_path = path.map(|byte| byte as libc::c_char);
         let address = libc::sockaddr_un { sun_family: libc::AF_UNIX as libc::sa_family_t, sun_path };
         let len = (size_of::<libc::sa_family_t>() + len) as libc::socklen_t;
+        // Before there can be a connection: each has what the listener has when it begins.
+        let refuses = refuse_descriptors(&socket);
         // SAFETY: the address is `len` bytes long at least.
         unsafe {
             super::check(libc::bind(socket.as_raw_fd(), (&raw const address).cast(), len))?;
             super::check(libc::listen(socket.as_raw_fd(), 4096))?;
         }
-        Ok(Listener(socket))
+        Ok(Listener { socket, refuses })
     }
 
     /// Takes the next connection, if one is waiting.
@@ -102,8 +116,13 @@ impl Listener {
         let fd =
             unsafe { libc::accept4(self.as_raw_fd(), std::ptr::null_mut(), std::ptr::null_mut(), libc::SOCK_CLOEXEC) };
         match super::check(fd) {
-            // SAFETY: the descriptor is fresh.
-            Ok(fd) => Ok(Some(Link(ManuallyDrop::new(unsafe { OwnedFd::from_raw_fd(fd) })))),
+            Ok(fd) => {
+                // SAFETY: the descriptor is fresh.
+                let socket = unsafe { OwnedFd::from_raw_fd(fd) };
+                // It never fails for a connection.
+                let user = peer(&socket).map_or(User::Own, |peer| User::Of(peer.uid));
+                Ok(Some(Link { socket: Handed::new(user, socket), passes: AtomicBool::new(!self.refuses) }))
+            }
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(None),
             Err(error) => Err(error),
         }
@@ -171,7 +190,8 @@ pub fn pair() -> io::Result<(Link, Link)> {
     // SAFETY: room for two descriptors, which are fresh.
     let [one, other] = unsafe {
         super::check(libc::socketpair(libc::AF_UNIX, kind, 0, ends.as_mut_ptr()))?;
-        ends.map(|end| Link(ManuallyDrop::new(OwnedFd::from_raw_fd(end))))
+        ends.map(|end| Handed::new(User::Own, OwnedFd::from_raw_fd(end)))
+            .map(|socket| Link { socket, passes: AtomicBool::new(true) })
     };
     Ok((one, other))
 }
@@ -182,13 +202,7 @@ pub struct Received {
     /// Its words.
     pub words: Vec<u64>,
     /// The descriptors that came with it: userfaultfds and pidfds, no others.
-    pub descriptors: Vec<OwnedFd>,
-}
-
-impl Drop for Received {
-    fn drop(&mut self) {
-        self.descriptors.drain(..).for_each(closing::close);
-    }
+    pub descriptors: Vec<Handed>,
 }
 
 /// The most descriptors that a message of a client may have.
@@ -203,13 +217,18 @@ type Control = [u64; 8];
 /// Room for the largest control message: what has no room is closed by the kernel in the thread that receives.
 type LargestControl = [u64; 2 + KERNEL_MAX_DESCRIPTORS.div_ceil(2)];
 
-/// Has the kernel refuse messages with descriptors to the connections of a listener. Kernels before Linux 6.16 cannot.
-pub fn refuse_descriptors(listener: &impl AsRawFd) {
+/// Has the kernel refuse messages with descriptors to the connections of a listener, from now on. Kernels before Linux 6.16 cannot: tells
+/// whether it does.
+pub fn refuse_descriptors(listener: &impl AsRawFd) -> bool {
+    let_pass(listener, false)
+}
+
+fn let_pass(socket: &impl AsRawFd, passes: bool) -> bool {
     const SO_PASSRIGHTS: libc::c_int = 83;
-    let passes: libc::c_int = 0;
+    let passes = libc::c_int::from(passes);
     let (from, len) = ((&raw const passes).cast(), size_of_val(&passes) as libc::socklen_t);
     // SAFETY: the number is as long as said.
-    unsafe { libc::setsockopt(listener.as_raw_fd(), libc::SOL_SOCKET, SO_PASSRIGHTS, from, len) };
+    unsafe { libc::setsockopt(socket.as_raw_fd(), libc::SOL_SOCKET, SO_PASSRIGHTS, from, len) == 0 }
 }
 
 /// Whether a descriptor is a userfaultfd, told by the kernel's name for it, which no file or socket can have.
@@ -229,6 +248,24 @@ fn names(descriptor: &impl AsRawFd, is: impl Fn(&str) -> bool) -> bool {
 }
 
 impl Link {
+    /// The user at the other end, for whom it is closed.
+    pub fn user(&self) -> User {
+        self.socket.user()
+    }
+
+    /// Has what comes by it closed for another user.
+    pub fn hand_to(&mut self, user: User) {
+        self.socket.hand_to(user);
+    }
+
+    /// Has the kernel let messages with descriptors pass, or refuse them again. Those that were sent in between come all the same.
+    pub fn let_descriptors_pass(&self, passes: bool) {
+        if passes {
+            self.passes.store(true, Relaxed);
+        }
+        let_pass(self, passes);
+    }
+
     /// The process at the other end.
     pub fn peer(&self) -> io::Result<i32> {
         peer(self).map(|peer| peer.pid)
@@ -261,10 +298,18 @@ impl Link {
     /// Receives a message if one is there, or comes within `patience`. An end of file is an `UnexpectedEof` error; a message with
     /// descriptors that a client has no reason to send is an `InvalidData` error.
     pub fn receive(&self, patience: Duration) -> io::Result<Option<Received>> {
-        let mut poll = libc::pollfd { fd: self.as_raw_fd(), events: libc::POLLIN, revents: 0 };
-        // SAFETY: one pollfd.
-        if super::check(unsafe { libc::poll(&raw mut poll, 1, patience.as_millis() as i32) })? == 0 {
-            return Ok(None);
+        let end = Instant::now() + patience;
+        loop {
+            let left = end.saturating_duration_since(Instant::now());
+            let mut poll = libc::pollfd { fd: self.as_raw_fd(), events: libc::POLLIN, revents: 0 };
+            // SAFETY: one pollfd.
+            match super::check(unsafe { libc::poll(&raw mut poll, 1, left.as_millis() as i32) }) {
+                Ok(0) => return Ok(None),
+                Ok(_) => break,
+                // The watchdog interrupts threads that stood still a moment ago.
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
+            }
         }
         let mut words = [0u64; MAX_WORDS];
         let mut control: LargestControl = [0; 2 + KERNEL_MAX_DESCRIPTORS.div_ceil(2)];
@@ -288,7 +333,7 @@ impl Link {
                         let data = libc::CMSG_DATA(rights).cast::<RawFd>();
                         let count = ((*rights).cmsg_len - libc::CMSG_LEN(0) as usize) / size_of::<RawFd>();
                         let owned = (0..count).map(|i| OwnedFd::from_raw_fd(data.add(i).read_unaligned()));
-                        received.descriptors.extend(owned);
+                        received.descriptors.extend(owned.map(|owned| Handed::new(self.user(), owned)));
                     }
                     rights = libc::CMSG_NXTHDR(&raw const header, rights);
                 }
@@ -365,6 +410,41 @@ mod tests {
         drop(manager);
         assert!(client.receive(Duration::from_secs(5)).is_err(), "the peer sees the end");
         assert!(started.elapsed() < Duration::from_secs(4), "{:?}", started.elapsed());
+    }
+
+    #[test]
+    fn descriptors_are_refused_until_they_are_let_pass() {
+        let name = crate::sys::job::random().unwrap();
+        let listener = Listener::bind_name(name).unwrap();
+        if !listener.refuses {
+            return;
+        }
+        let bytes = Job { name, token: 0 }.socket_name();
+        let mut address = libc::sockaddr_un { sun_family: libc::AF_UNIX as libc::sa_family_t, sun_path: [0; 108] };
+        address.sun_path[1..].iter_mut().zip(bytes).for_each(|(to, byte)| *to = byte as libc::c_char);
+        let len = (size_of::<libc::sa_family_t>() + 1 + bytes.len()) as libc::socklen_t;
+        // SAFETY: the descriptor is fresh; the address is `len` bytes long at least.
+        let client = unsafe {
+            let kind = libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC;
+            let socket = OwnedFd::from_raw_fd(crate::sys::check(libc::socket(libc::AF_UNIX, kind, 0)).unwrap());
+            crate::sys::check(libc::connect(socket.as_raw_fd(), (&raw const address).cast(), len)).unwrap();
+            Link { socket: Handed::new(User::Own, socket), passes: AtomicBool::new(false) }
+        };
+        let refuses = || {
+            let sent = client.send(&[1], Some(client.as_raw_fd()));
+            sent.is_err_and(|error| error.raw_os_error() == Some(libc::EPERM))
+        };
+        assert!(refuses(), "before it is accepted");
+        let accepted = listener.accept().unwrap().expect("it has connected");
+        assert!(refuses() && client.send(&[2], None).is_ok());
+        assert_eq!(accepted.receive(Duration::ZERO).unwrap().expect("a message").words, [2]);
+        accepted.let_descriptors_pass(true);
+        let own = PidFd::open(std::process::id() as i32).unwrap();
+        client.send(&[3], Some(own.as_raw_fd())).unwrap();
+        accepted.let_descriptors_pass(false);
+        assert!(refuses());
+        assert_eq!(accepted.receive(Duration::ZERO).unwrap().expect("what was let pass").descriptors.len(), 1);
+        assert_eq!(accepted.user(), User::Of(rustix::process::geteuid().as_raw()));
     }
 
     #[test]

@@ -52,15 +52,15 @@ pub fn lock_limit() -> io::Result<Option<u64>> {
     }
 }
 
-/// Raises the limit on open descriptors as far as it goes: the manager holds several for each process. Gives the one before.
-pub fn raise_descriptor_limit() -> Option<libc::rlimit> {
+/// Raises the limit on open descriptors as far as it goes, but for `rest`: the manager holds several for each process. Gives the one before.
+pub fn raise_descriptor_limit(rest: u64) -> Option<libc::rlimit> {
     let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
     // SAFETY: one structure, filled by the first call.
     unsafe {
         if libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) != 0 {
             return None;
         }
-        let raised = libc::rlimit { rlim_cur: limit.rlim_max, ..limit };
+        let raised = libc::rlimit { rlim_cur: limit.rlim_max.saturating_sub(rest).max(limit.rlim_max / 2), ..limit };
         libc::setrlimit(libc::RLIMIT_NOFILE, &raw const raised);
     }
     Some(limit)
@@ -71,7 +71,7 @@ pub fn raise_descriptor_limit() -> Option<libc::rlimit> {
 pub fn make_room_for_descriptors() {
     const ENOUGH: libc::c_int = 1 << 14;
     // Programs that are started from here keep the limit that they would have had.
-    let Some(before) = raise_descriptor_limit() else { return };
+    let Some(before) = raise_descriptor_limit(0) else { return };
     let last = ENOUGH.min(before.rlim_max.try_into().unwrap_or(ENOUGH)) - 1;
     // SAFETY: a descriptor of our own, closed at once; a structure on this stack.
     unsafe {

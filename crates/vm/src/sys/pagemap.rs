@@ -98,13 +98,18 @@ impl Pagemap {
         Ok(all)
     }
 
-    /// Returns the last anonymous page that is present in `range`.
+    /// Returns the last page of `range` that is in memory, on its way to another place there, or in the kernel's swap.
     pub fn last_present(&self, range: Range) -> io::Result<Option<u64>> {
         let (mut last, mut at) = (None, range.start);
         while at < range.end {
-            let found = self.present(Range::new(at, range.end), usize::MAX >> 1)?;
-            last = found.runs.last().map(|run| run.end - PAGE).or(last);
-            at = found.end;
+            let mut regions = [Region::default(); 128];
+            let not = IS_FILE | IS_ZERO | *GUARDS;
+            let any_of = IS_PRESENT | IS_SWAPPED;
+            let scan =
+                Scan { inverted: not, mask: not, any_of, returned: any_of, ..Scan::of(Range::new(at, range.end)) };
+            let (found, end) = self.scan(scan, &mut regions)?;
+            last = found.last().map(|run| run.end - PAGE).or(last);
+            at = end;
         }
         Ok(last)
     }

@@ -189,7 +189,7 @@ pub struct Kinship {
     pub group: i32,
     /// Its session.
     pub session: i32,
-    /// Whether it has ended, and only waits to be collected.
+    /// Whether it has ended with all its threads, and only waits to be collected.
     pub has_ended: bool,
     /// When it started, in clock ticks since the system did: tells it from another process with the same number.
     pub started: u64,
@@ -198,15 +198,37 @@ pub struct Kinship {
 impl Kinship {
     /// Of process `pid`; `None` if there is none, or it is not to be seen from here.
     pub fn of(pid: i32) -> Option<Kinship> {
-        let text = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+        Kinship::read(pid).ok().flatten()
+    }
+
+    /// As [`of`](Kinship::of).
+    ///
+    /// # Errors
+    /// This process is short of descriptors or memory ([`is_shortage`]): there may be such a process.
+    pub fn read(pid: i32) -> io::Result<Option<Kinship>> {
+        match std::fs::read_to_string(format!("/proc/{pid}/stat")) {
+            Ok(text) => Ok(Kinship::parse(&text)),
+            Err(error) if is_shortage(&error) => Err(error),
+            Err(_) => Ok(None),
+        }
+    }
+
+    fn parse(text: &str) -> Option<Kinship> {
         // The name before may hold anything.
         let (_, rest) = text.rsplit_once(')')?;
         let mut fields = rest.split_ascii_whitespace();
-        let has_ended = ["Z", "X"].contains(&fields.next()?);
+        let main_has_ended = ["Z", "X"].contains(&fields.next()?);
         let mut number = || fields.next()?.parse().ok();
         let (parent, group, session) = (number()?, number()?, number()?);
-        Some(Kinship { parent, group, session, has_ended, started: fields.nth(15)?.parse().ok()? })
+        let threads: u32 = fields.nth(13)?.parse().ok()?;
+        let has_ended = main_has_ended && threads <= 1;
+        Some(Kinship { parent, group, session, has_ended, started: fields.nth(1)?.parse().ok()? })
     }
+}
+
+/// Whether a call failed because this process, or the system, is short of descriptors or memory.
+pub fn is_shortage(error: &io::Error) -> bool {
+    matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE | libc::ENOMEM))
 }
 
 /// Returns the time so long ago, in the clock ticks of [`Kinship::started`].
@@ -216,12 +238,25 @@ pub fn ticks_ago(time: Duration) -> u64 {
     then.as_millis() as u64 * clock_ticks_per_second() / 1000
 }
 
+/// Returns the process that a thread is of. `None` if there is no such thread.
+pub fn process_of(thread: i32) -> Option<i32> {
+    field(&std::fs::read_to_string(format!("/proc/{thread}/status")).ok()?, "Tgid:")?.parse().ok()
+}
+
 /// How far up a process's ancestors are looked at.
 const MOST_ANCESTORS: usize = 64;
 
 /// Returns a process, its parent and so on.
 pub fn ancestors(pid: i32) -> impl Iterator<Item = i32> {
     std::iter::successors(Some(pid), |pid| Some(Kinship::of(*pid)?.parent)).take(MOST_ANCESTORS)
+}
+
+/// Returns the same as a list that was true at one moment: while a process says that another is its parent, the number is still that one's.
+/// `None` if they change all the time.
+pub fn lineage(pid: i32) -> Option<Vec<i32>> {
+    const TRIES: u32 = 3;
+    let is_parent = |pair: &[i32]| Kinship::of(pair[0]).is_some_and(|now| now.parent == pair[1]);
+    (0..TRIES).map(|_| ancestors(pid).collect::<Vec<i32>>()).find(|line| line.windows(2).all(is_parent))
 }
 
 /// The children of process `pid`, of all its threads.
@@ -292,6 +327,15 @@ fn flags(task: &Path) -> Option<u64> {
     text.rsplit_once(')')?.1.split_ascii_whitespace().nth(6)?.parse().ok()
 }
 
+/// What tells a process from those that have its number later. It takes no descriptor, as a handle does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Identity {
+    /// As [`PidFd::inode`] gives it.
+    Inode(u64),
+    /// When it started, in clock ticks: before Linux 6.9.
+    Started(u64),
+}
+
 /// A handle on a process that is not fooled by its number being used again.
 #[derive(Debug)]
 pub struct PidFd(OwnedFd);
@@ -332,6 +376,28 @@ impl PidFd {
         rustix::fs::fstat(&self.0).ok().filter(|_| is_own).map(|stat| stat.st_ino)
     }
 
+    /// What the process can be known by when this handle is closed; `None` if it has ended, or is not to be seen from here.
+    pub fn identity(&self) -> Option<Identity> {
+        let identity = match self.inode() {
+            Some(inode) => Identity::Inode(inode),
+            None => Identity::Started(Kinship::of(self.pid()?)?.started),
+        };
+        // Then the number was the process's when it was looked at.
+        (!self.has_ended()).then_some(identity)
+    }
+
+    /// Opens a handle on the process that had this number and this identity.
+    ///
+    /// # Errors
+    /// [`is_shortage`], or the process has ended.
+    pub fn open_known(pid: i32, identity: Identity) -> io::Result<PidFd> {
+        let handle = PidFd::open(pid)?;
+        match handle.identity() {
+            Some(found) if found == identity => Ok(handle),
+            _ => Err(io::Error::from_raw_os_error(libc::ESRCH)),
+        }
+    }
+
     /// Sends a signal. A process that is gone is an error, ESRCH.
     pub fn kill(&self, signal: i32) -> io::Result<()> {
         // SAFETY: no siginfo.
@@ -358,9 +424,15 @@ impl PidFd {
 
     /// Whether the process has ended.
     pub fn has_ended(&self) -> bool {
-        let mut poll = libc::pollfd { fd: self.as_raw_fd(), events: libc::POLLIN, revents: 0 };
-        // SAFETY: one pollfd.
-        unsafe { libc::poll(&raw mut poll, 1, 0) > 0 }
+        loop {
+            let mut poll = libc::pollfd { fd: self.as_raw_fd(), events: libc::POLLIN, revents: 0 };
+            // SAFETY: one pollfd.
+            match super::check(unsafe { libc::poll(&raw mut poll, 1, 0) }) {
+                // A signal came.
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                result => return result.is_ok_and(|ready| ready > 0),
+            }
+        }
     }
 }
 

@@ -5,6 +5,8 @@
 
 #![allow(unsafe_code)]
 
+use std::collections::HashSet;
+
 use crate::range::Range;
 
 /// Returns the number of threads of process `pid`, zombies included; 0 if it is gone. Constant cost.
@@ -15,9 +17,16 @@ pub fn count_threads(pid: i32) -> u64 {
 
 /// Returns the head of the robust list of each thread of process `pid`. Threads that have none are passed over.
 pub fn heads(pid: i32) -> Vec<Range> {
+    let heads: Vec<(i32, Range)> = threads(pid).into_iter().filter_map(|tid| Some((tid, head(tid)?))).collect();
+    // The number of a thread that has ended may be that of another process's by now.
+    let still: HashSet<i32> = threads(pid).into_iter().collect();
+    heads.into_iter().filter(|(tid, _)| still.contains(tid)).map(|(_, head)| head).collect()
+}
+
+/// Lists the threads of process `pid`.
+fn threads(pid: i32) -> Vec<i32> {
     let Ok(threads) = std::fs::read_dir(format!("/proc/{pid}/task")) else { return Vec::new() };
-    let ids = threads.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok());
-    ids.filter_map(head).collect()
+    threads.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok()).collect()
 }
 
 /// Returns the head of the robust list of thread `tid`, an address that the thread has chosen.

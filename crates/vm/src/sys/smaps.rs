@@ -6,18 +6,28 @@ use std::io;
 use crate::layout::has_memory;
 use crate::range::{Range, RangeSet};
 
-/// The mappings of process `pid` that a forked child finds empty (`MADV_WIPEONFORK`).
-pub fn wiped_on_fork(pid: i32) -> io::Result<RangeSet> {
-    flagged(pid, "wf")
+/// The mappings that a forked child has not as its parent has them.
+#[derive(Debug, Default)]
+pub struct NotInherited {
+    /// It finds them empty (`MADV_WIPEONFORK`).
+    pub wiped: RangeSet,
+    /// It has nothing there (`MADV_DONTFORK`).
+    pub left_out: RangeSet,
+}
+
+/// Those of process `pid` that its next child will not have as they are.
+pub fn not_inherited(pid: i32) -> io::Result<NotInherited> {
+    let smaps = read(pid)?;
+    Ok(NotInherited { wiped: parse(&smaps, "wf"), left_out: parse(&smaps, "dc") })
 }
 
 /// The mappings of process `pid` that cannot be unmapped or replaced (`mseal`). Kernels from 6.10 to 6.13 do not show them.
 pub fn sealed(pid: i32) -> io::Result<RangeSet> {
-    flagged(pid, "sl")
+    Ok(parse(&read(pid)?, "sl"))
 }
 
-fn flagged(pid: i32, flag: &str) -> io::Result<RangeSet> {
-    Ok(parse(&has_memory(std::fs::read_to_string(format!("/proc/{pid}/smaps"))?)?, flag))
+fn read(pid: i32) -> io::Result<String> {
+    has_memory(std::fs::read_to_string(format!("/proc/{pid}/smaps"))?)
 }
 
 fn parse(smaps: &str, wanted: &str) -> RangeSet {

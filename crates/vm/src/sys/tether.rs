@@ -21,9 +21,10 @@ use std::sync::Arc;
 
 use io_uring::{opcode, types};
 
+use super::process::PidFd;
 use super::uffd::{Message, Uffd, decode};
 use super::uring;
-use crate::closing;
+use crate::closing::{Handed, User};
 
 /// A socket pair by whose end the kernel kills a process: when this process and all that share its descriptors are gone, if [`Line::far`] is
 /// still open somewhere then.
@@ -34,8 +35,11 @@ pub struct Line {
 }
 
 impl Line {
-    /// Makes a line to process `pid`, which is not armed yet.
-    pub fn new(pid: i32) -> io::Result<Line> {
+    /// Makes a line to a process, whose number is `pid`. It is not armed yet.
+    ///
+    /// # Errors
+    /// The process has ended, or there is no descriptor left.
+    pub fn new(process: &PidFd, pid: i32) -> io::Result<Line> {
         #[repr(C)]
         struct Owner {
             kind: libc::c_int,
@@ -50,6 +54,10 @@ impl Line {
         unsafe {
             super::check(libc::fcntl(far.as_raw_fd(), F_SETOWN_EX, &raw const owner))?;
             super::check(libc::fcntl(far.as_raw_fd(), F_SETSIG, libc::SIGKILL))?;
+        }
+        // The number may have been another process's by then.
+        if process.has_ended() {
+            return Err(io::Error::from_raw_os_error(libc::ESRCH));
         }
         Ok(Line { near: near.into(), far })
     }
@@ -83,10 +91,13 @@ pub struct Tether {
 }
 
 impl Tether {
-    /// Has process `pid` killed when this process and all that share its descriptors are gone, if [`Tether::far`] is still
-    /// open somewhere then.
-    pub fn new(pid: i32) -> io::Result<Tether> {
-        let (line, hold) = (Line::new(pid)?, Hold::new()?);
+    /// Has a process, whose number is `pid`, killed when this process and all that share its descriptors are gone, if [`Tether::far`] is
+    /// still open somewhere then. What it holds comes to be closed for `user`.
+    ///
+    /// # Errors
+    /// The process has ended, or there is no descriptor left.
+    pub fn new(process: &PidFd, pid: i32, user: User) -> io::Result<Tether> {
+        let (line, hold) = (Line::new(process, pid)?, Hold::new(user)?);
         // Before anything that comes there is signalled.
         send_descriptors(line.near.as_raw_fd(), &[hold.far()])?;
         line.arm()?;
@@ -109,26 +120,28 @@ impl Tether {
 /// They lie in messages that nobody receives. Only the oldest ones can be taken back.
 #[derive(Debug)]
 pub struct Hold {
-    near: Option<OwnedFd>,
-    far: Option<OwnedFd>,
+    near: Handed,
+    /// The last to close it closes what it holds.
+    far: Handed,
 }
 
 /// The most descriptors of a message. The kernel allows 253.
 const MOST_AT_ONCE: usize = 128;
 
 impl Hold {
-    fn new() -> io::Result<Hold> {
+    fn new(user: User) -> io::Result<Hold> {
         let (near, far) = UnixStream::pair()?;
         near.set_nonblocking(true)?;
         far.set_nonblocking(true)?;
-        Ok(Hold { near: Some(near.into()), far: Some(far.into()) })
+        let [near, far] = [near, far].map(|end| Handed::new(user, end.into()));
+        Ok(Hold { near, far })
     }
 
     /// Has descriptors held; gives how many messages that took.
     pub fn keep(&self, descriptors: &[RawFd]) -> io::Result<usize> {
         let mut messages = 0;
         for part in descriptors.chunks(MOST_AT_ONCE) {
-            send_descriptors(self.near.as_ref().map_or(-1, AsRawFd::as_raw_fd), part)?;
+            send_descriptors(self.near.as_raw_fd(), part)?;
             messages += 1;
         }
         Ok(messages)
@@ -192,7 +205,7 @@ impl Hold {
         (header.msg_control, header.msg_controllen) = ((&raw mut rights).cast(), size_of::<Rights>());
         let read =
             opcode::Readv::new(types::Fd(uffd.as_raw_fd()), parts.as_ptr(), parts.len() as u32).rw_flags(flags).build();
-        let near = types::Fd(self.near.as_ref().map_or(-1, AsRawFd::as_raw_fd));
+        let near = types::Fd(self.near.as_raw_fd());
         let no_wait = (libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT) as u32;
         let send = opcode::SendMsg::new(near, &raw const header).flags(no_wait).build();
         // SAFETY: all of it lives until the call returns.
@@ -209,23 +222,19 @@ impl Hold {
         let parts = [&head[..], descriptor, &middle, &len[1..7], &high, &level[1..], &kind[1..], &len[7..], &last];
         parts.into_iter().flatten().zip(&mut raw).for_each(|(from, to)| *to = *from);
         let words = std::array::from_fn(|word| u64::from_le_bytes(std::array::from_fn(|byte| raw[8 * word + byte])));
-        Ok(Some((decode(&words), sent == 1)))
+        Ok(Some((decode(&words, uffd.user()), sent == 1)))
     }
 
     fn far(&self) -> RawFd {
-        self.far.as_ref().map_or(-1, AsRawFd::as_raw_fd)
+        self.far.as_raw_fd()
     }
 
     /// Takes back what the oldest messages hold, so many of them.
     pub fn let_go(&self, messages: usize) {
-        (0..messages).for_each(|_| receive_descriptors(self.far()).into_iter().for_each(closing::close));
-    }
-}
-
-/// The last to close it closes what it holds.
-impl Drop for Hold {
-    fn drop(&mut self) {
-        self.near.take().into_iter().chain(self.far.take()).for_each(closing::close);
+        let user = self.far.user();
+        (0..messages).for_each(|_| {
+            receive_descriptors(self.far()).into_iter().for_each(|held| drop(Handed::new(user, held)));
+        });
     }
 }
 
@@ -290,7 +299,11 @@ fn receive_descriptors(socket: RawFd) -> Vec<OwnedFd> {
 mod tests {
     use super::*;
     use std::os::unix::process::ExitStatusExt;
-    use std::process::Command;
+    use std::process::{Child, Command};
+
+    fn process_of(child: &Child) -> PidFd {
+        PidFd::open(child.id() as i32).unwrap()
+    }
 
     fn far_end_alone(line: Line) -> UnixStream {
         // As when the process dies: nothing is undone, and the near end closes.
@@ -304,7 +317,7 @@ mod tests {
     #[test]
     fn the_end_of_the_near_side_kills() {
         let mut child = Command::new("sleep").arg("100").spawn().unwrap();
-        let far = far_end_alone(Tether::new(child.id() as i32).unwrap().line);
+        let far = far_end_alone(Tether::new(&process_of(&child), child.id() as i32, User::Own).unwrap().line);
         assert_eq!(child.wait().unwrap().signal(), Some(libc::SIGKILL));
         drop(far);
     }
@@ -312,7 +325,7 @@ mod tests {
     #[test]
     fn a_line_that_is_not_armed_kills_nobody() {
         let mut child = Command::new("sleep").arg("100").spawn().unwrap();
-        let far = far_end_alone(Line::new(child.id() as i32).unwrap());
+        let far = far_end_alone(Line::new(&process_of(&child), child.id() as i32).unwrap());
         std::thread::sleep(std::time::Duration::from_millis(100));
         assert!(child.try_wait().unwrap().is_none(), "it was killed");
         drop(far);
@@ -320,8 +333,19 @@ mod tests {
     }
 
     #[test]
+    fn there_is_no_line_to_whatever_has_the_number_of_a_process_that_has_ended() {
+        let (mut dead, mut other) =
+            (Command::new("true").spawn().unwrap(), Command::new("sleep").arg("100").spawn().unwrap());
+        let process = process_of(&dead);
+        dead.wait().unwrap();
+        let refused = Line::new(&process, other.id() as i32).map(drop).expect_err("it has ended");
+        assert_eq!(refused.raw_os_error(), Some(libc::ESRCH));
+        other.kill().and_then(|()| other.wait()).unwrap();
+    }
+
+    #[test]
     fn what_is_held_stays_open_until_it_is_let_go() {
-        let hold = Hold::new().unwrap();
+        let hold = Hold::new(User::Own).unwrap();
         let pairs: Vec<_> = (0..300).map(|_| UnixStream::pair().unwrap()).collect();
         let held: Vec<RawFd> = pairs.iter().map(|(held, _)| held.as_raw_fd()).collect();
         assert_eq!(hold.keep(&held[..1]).unwrap(), 1);
@@ -363,10 +387,10 @@ mod tests {
             let fd = libc::syscall(libc::SYS_userfaultfd, libc::O_CLOEXEC | libc::O_NONBLOCK) as libc::c_int;
             (memory, OwnedFd::from_raw_fd(super::super::check(fd).expect("the tests run as root")))
         };
-        let uffd = Uffd::from(uffd);
+        let uffd = Uffd::from(Handed::new(User::Own, uffd));
         uffd.handshake(crate::sys::uffd::MAIN_FEATURES).unwrap();
         uffd.register(crate::range::Range::page(memory)).unwrap();
-        let hold = Hold::new().unwrap();
+        let hold = Hold::new(User::Own).unwrap();
         assert!(hold.read(&uffd).unwrap().is_none());
         let next = |uffd: &Uffd| loop {
             if let Some(read) = hold.read(uffd).unwrap() {
@@ -425,7 +449,7 @@ mod tests {
     #[test]
     fn what_is_dismissed_lives_on() {
         let mut child = Command::new("sleep").arg("100").spawn().unwrap();
-        let tether = Tether::new(child.id() as i32).unwrap();
+        let tether = Tether::new(&process_of(&child), child.id() as i32, User::Own).unwrap();
         let far = tether.line.far.try_clone().unwrap();
         drop(tether);
         std::thread::sleep(std::time::Duration::from_millis(100));

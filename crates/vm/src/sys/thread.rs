@@ -64,6 +64,31 @@ pub fn processor_time_of(process: i32) -> Option<Duration> {
     Some(Duration::new(time.tv_sec as u64, time.tv_nsec as u32))
 }
 
+/// Prepares the calling thread for [`interrupt`].
+pub fn allow_interruption() {
+    // SAFETY: all zeros are valid structures; the handler does nothing.
+    unsafe {
+        let mut action: libc::sigaction = std::mem::zeroed();
+        action.sa_sigaction = be_interrupted as extern "C" fn(libc::c_int) as usize;
+        // These fail only for numbers that are no signals.
+        libc::sigaction(INTERRUPT, &raw const action, std::ptr::null_mut());
+        let mut signals: libc::sigset_t = std::mem::zeroed();
+        libc::sigaddset(&raw mut signals, INTERRUPT);
+        libc::pthread_sigmask(libc::SIG_UNBLOCK, &raw const signals, std::ptr::null_mut());
+    }
+}
+
+/// Ends a system call in which a thread of this process waits, as far as signals end it (EINTR). The thread has to be prepared for it. To be
+/// called again until it has gone on: a call that is about to be made is not reached.
+pub fn interrupt(thread: i32) {
+    // SAFETY: no pointers. A thread that has ended is an error, which means nothing here.
+    unsafe { libc::syscall(libc::SYS_tgkill, libc::getpid(), thread, INTERRUPT) };
+}
+
+const INTERRUPT: libc::c_int = libc::SIGUSR1;
+
+extern "C" fn be_interrupted(_: libc::c_int) {}
+
 /// The calling thread and another process on one processor, as long as this lives.
 ///
 /// Two that wait for each other in turn gain nothing by a second processor. It would be idle whenever it is to go on, and to
@@ -90,10 +115,14 @@ thread_local! {
 }
 
 impl OneProcessor {
-    /// Has `process` go on where the caller runs; None if that cannot be. A caller that is kept on a processor stays there.
-    pub fn with(process: i32, put: &Processor) -> Option<OneProcessor> {
+    /// Has `process` go on where the caller runs; None if that cannot be. A caller that is kept on a processor stays there. `lives` tells
+    /// whether the number is still that process's, and is asked before it is put elsewhere.
+    pub fn with(process: i32, put: &Processor, lives: impl Fn() -> bool) -> Option<OneProcessor> {
         let (number, here) = here()?;
         if put.0.load(Relaxed) != number {
+            if !lives() {
+                return None;
+            }
             set_affinity(process, &here)?;
             put.0.store(number, Relaxed);
         }
@@ -213,9 +242,9 @@ mod tests {
                 affinity().map(|set| unsafe { libc::CPU_COUNT(&set) })
             };
             let before = count();
-            let outer = OneProcessor::with(pid, &put).expect("both are ours");
+            let outer = OneProcessor::with(pid, &put, || true).expect("both are ours");
             assert_eq!(count(), Some(1));
-            let inner = OneProcessor::with(pid, &put).expect("both are ours");
+            let inner = OneProcessor::with(pid, &put, || true).expect("both are ours");
             let apart = Apart::begin();
             assert_eq!(count(), before);
             drop(apart);

@@ -7,14 +7,14 @@
 #![allow(unsafe_code)]
 
 use std::io;
-use std::mem::ManuallyDrop;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
+use crate::PAGE;
 use crate::change::Change;
+use crate::closing::{Handed, User};
 use crate::range::Range;
-use crate::{PAGE, closing};
 
 /// Messages that are read at once.
 pub const AT_ONCE: usize = 16;
@@ -114,19 +114,20 @@ pub enum Probe {
     Gone,
 }
 
-/// A userfaultfd.
+/// A userfaultfd. Closed by `closing`: the kernel waits for the lock of its address space first.
 #[derive(Debug)]
-pub struct Uffd(Arc<Descriptor>);
-
-/// Closed by `closing`: the kernel waits for the lock of its address space first.
-#[derive(Debug)]
-struct Descriptor(ManuallyDrop<OwnedFd>);
+pub struct Uffd(Arc<Handed>);
 
 /// A userfaultfd that may have been closed since.
 #[derive(Debug)]
-pub struct WeakUffd(Weak<Descriptor>);
+pub struct WeakUffd(Weak<Handed>);
 
 impl Uffd {
+    /// Whose it is. That of a forked child is its parent's user's.
+    pub fn user(&self) -> User {
+        self.0.user()
+    }
+
     /// Returns what does not keep it open.
     pub fn downgrade(&self) -> WeakUffd {
         WeakUffd(Arc::downgrade(&self.0))
@@ -140,22 +141,15 @@ impl WeakUffd {
     }
 }
 
-impl Drop for Descriptor {
-    fn drop(&mut self) {
-        // SAFETY: taken once, here.
-        closing::close(unsafe { ManuallyDrop::take(&mut self.0) });
-    }
-}
-
 impl AsRawFd for Uffd {
     fn as_raw_fd(&self) -> RawFd {
-        self.0.0.as_raw_fd()
+        self.0.as_raw_fd()
     }
 }
 
-impl From<OwnedFd> for Uffd {
-    fn from(fd: OwnedFd) -> Uffd {
-        Uffd(Arc::new(Descriptor(ManuallyDrop::new(fd))))
+impl From<Handed> for Uffd {
+    fn from(descriptor: Handed) -> Uffd {
+        Uffd(Arc::new(descriptor))
     }
 }
 
@@ -312,28 +306,32 @@ impl Uffd {
         if count < 0 && io::Error::last_os_error().raw_os_error() == Some(libc::EOPNOTSUPP) {
             return self.read_if_readable(messages);
         }
-        Self::take(&raw, count, messages)
+        self.take(&raw, count, messages)
     }
 
     /// As [`read`](Self::read), where the kernel cannot be told not to wait: before Linux 6.10, and for the userfaultfd of a forked child.
     fn read_if_readable(&self, messages: &mut Vec<Message>) -> io::Result<bool> {
-        if !self.is_readable() {
-            return Ok(true);
-        }
+        if self.is_readable() { self.read_waiting(messages) } else { Ok(true) }
+    }
+
+    /// As [`read`](Self::read), but if nothing is there and the process has cleared `O_NONBLOCK` it waits, until the thread is interrupted
+    /// ([`interrupt`](super::thread::interrupt)). Nothing else ends the wait, not even the death of the process.
+    fn read_waiting(&self, messages: &mut Vec<Message>) -> io::Result<bool> {
         let mut raw = [[0u64; 4]; AT_ONCE];
         // SAFETY: the buffer is as long as said; a message is 32 bytes.
         let count = unsafe { libc::read(self.as_raw_fd(), raw.as_mut_ptr().cast(), size_of_val(&raw)) };
-        Self::take(&raw, count, messages)
+        self.take(&raw, count, messages)
     }
 
     /// Adds the messages that a read has given; tells whether those were all.
-    fn take(raw: &[[u64; 4]; AT_ONCE], count: isize, messages: &mut Vec<Message>) -> io::Result<bool> {
+    fn take(&self, raw: &[[u64; 4]; AT_ONCE], count: isize, messages: &mut Vec<Message>) -> io::Result<bool> {
         if count < 0 {
             let error = io::Error::last_os_error();
-            return if error.kind() == io::ErrorKind::WouldBlock { Ok(true) } else { Err(error) };
+            let is_empty = matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted);
+            return if is_empty { Ok(true) } else { Err(error) };
         }
         let count = count as usize / 32;
-        messages.extend(raw[..count].iter().filter_map(decode));
+        messages.extend(raw[..count].iter().filter_map(|raw| decode(raw, self.user())));
         Ok(count < AT_ONCE)
     }
 
@@ -384,8 +382,8 @@ fn step(result: io::Result<()>, filled: i64) -> Result<u64, FillError> {
     })
 }
 
-/// Reads a message as the kernel has written it. A fork's descriptor is to be read once only.
-pub(super) fn decode(raw: &[u64; 4]) -> Option<Message> {
+/// Reads a message as the kernel has written it, of a userfaultfd of `user`. A fork's descriptor is to be read once only.
+pub(super) fn decode(raw: &[u64; 4], user: User) -> Option<Message> {
     const PAGEFAULT: u8 = 0x12;
     const FORK: u8 = 0x13;
     const REMAP: u8 = 0x14;
@@ -395,8 +393,11 @@ pub(super) fn decode(raw: &[u64; 4]) -> Option<Message> {
     let [head, a, b, c] = *raw;
     Some(match head as u8 {
         PAGEFAULT => Message::Fault { address: b & !(PAGE - 1), write: a & FLAG_WRITE != 0, tid: c as u32 },
-        // SAFETY: the kernel has just put this descriptor into our table, and nobody else knows of it.
-        FORK => Message::Fork(Uffd::from(unsafe { OwnedFd::from_raw_fd(a as u32 as RawFd) })),
+        FORK => {
+            // SAFETY: the kernel has just put this descriptor into our table, and nobody else knows of it.
+            let child = unsafe { OwnedFd::from_raw_fd(a as u32 as RawFd) };
+            Message::Fork(Handed::new(user, child).into())
+        }
         REMAP => Message::Change(Change::Remap { from: a, to: b, len: c }),
         REMOVE => Message::Change(Change::Remove(Range::new(a, b))),
         UNMAP => Message::Change(Change::Unmap(Range::new(a, b))),
@@ -407,6 +408,7 @@ pub(super) fn decode(raw: &[u64; 4]) -> Option<Message> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::sys::thread;
 
     #[test]
     fn a_userfaultfd_without_nonblock_holds_no_thread_that_reads_it() {
@@ -416,10 +418,23 @@ mod tests {
             OwnedFd::from_raw_fd(crate::sys::check(fd).expect("the tests run as root"))
         };
         assert!(crate::sys::link::is_userfaultfd(&fd));
-        let uffd = Uffd::from(fd);
+        let uffd = Uffd::from(Handed::new(User::Own, fd));
         uffd.handshake(MAIN_FEATURES).unwrap();
         let mut messages = Vec::new();
         assert!(uffd.read(&mut messages).unwrap() && messages.is_empty());
         assert!(uffd.read_if_readable(&mut messages).unwrap() && messages.is_empty());
+        // As if another thread had read what was there.
+        let (said, heard) = std::sync::mpsc::channel();
+        let reader = std::thread::spawn(move || {
+            thread::allow_interruption();
+            said.send(thread::own_id()).unwrap();
+            assert!(uffd.read_waiting(&mut messages).unwrap() && messages.is_empty());
+        });
+        let id = heard.recv().unwrap();
+        while !reader.is_finished() {
+            thread::interrupt(id);
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        reader.join().unwrap();
     }
 }
