@@ -224,12 +224,20 @@ impl<K: Kernel> Epoch<'_, K> {
         self.before.iter().enumerate().filter_map(of).rfind(|remap| remap.target.overlaps(part))
     }
 
+    /// Tells whether `mremap` has unmapped `range`, as it does with what it has moved elsewhere, in one of the first `number` events. The kernel
+    /// announces that after the remap, and another thread may have moved something to the place by then.
+    fn is_end_of_a_move(&self, range: Range, number: usize) -> bool {
+        let moves =
+            |event: &Event| matches!(event.change, Change::Remap { from, len, .. } if Range::sized(from, len) == range);
+        self.before[..number].iter().any(moves)
+    }
+
     /// Tells whether the event, which unmapped `doubt` of `range`, made room for the remap that brought something there, though it was read
     /// after that. What lay there before need not have been known: a mapping may have grown over it.
     fn made_room(&self, range: Range, doubt: &Doubt) -> Result<bool, Unclear> {
         let Some(Move { number, source, target }) = doubt.brought_by else { return Ok(false) };
         let part = doubt.part.range;
-        if !self.origins(number, part).is_empty() {
+        if !self.origins(number, part).is_empty() || self.is_end_of_a_move(range, number) {
             return Ok(true);
         }
         // It would have unmapped what was moved; or what has grown would have left some of what was moved between itself and the place.
@@ -510,6 +518,37 @@ mod tests {
         let pieces = pieces.map(|(start, end)| Change::Unmap(Range::new(start, end)));
         let rest = [remap(A, B), Change::Unmap(back), remap(part, back)];
         assert_eq!(ordered(&read, &[B, back]), all(&[pieces, rest].concat()));
+    }
+
+    /// A thread moves memory away. Before the manager has read that the kernel has unmapped it there, another thread moves something else to
+    /// the place, which begins or ends elsewhere. No page of it is present.
+    #[test]
+    fn what_was_moved_to_the_place_of_what_was_moved_away_stays() {
+        let (c, d) = (Range::new(0x30000, 0x34000), Range::new(0x40000, 0x48000));
+        for low in [A.start - PAGE, A.start, A.start + PAGE] {
+            for len in [A.len(), A.len() + PAGE] {
+                let there = Range::sized(low, len);
+                let from = Range::sized(d.start, len);
+                let (mut state, mut asked) = (State::default(), 0);
+                for range in [A, from] {
+                    state.registered.insert(range);
+                    for page in (range.start..range.end).step_by(PAGE as usize) {
+                        state.table.set(page, PageState::Staged(1));
+                    }
+                }
+                let changes = [remap(A, c), remap(from, there), Change::Unmap(A), Change::Unmap(from)];
+                let mut events: Vec<Event> = changes.iter().map(|&change| Event::new(change, 0)).collect();
+                let kernel = Says(&[c, there], &[], false);
+                assert_eq!(take_out(&state, &mut events, &mut asked, false, &kernel), Ok(()));
+                let is_registered = |address| Some(kernel.ask(address) == Probe::Registered);
+                let Order::Found(ordered) = epoch::order(&state.registered, &events, is_registered) else {
+                    panic!("no order of {events:x?}");
+                };
+                let brought = ordered.iter().position(|event| event.change == changes[1]).expect("it was done");
+                let lost = |event: &Event| matches!(event.change, Change::Unmap(range) if range.overlaps(there));
+                assert!(!ordered[brought..].iter().any(lost), "{ordered:x?}");
+            }
+        }
     }
 
     /// What becomes of `unmapped` after A has been moved to B and, `on`, further, where all of A had contents: whether it stands.
