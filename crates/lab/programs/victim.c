@@ -1031,7 +1031,8 @@ static int do_splice(struct region *r)
 	return 0;
 }
 
-/* A ring with a registered buffer: the kernel pins the pages, which then must not leave. */
+/* A ring with a registered buffer: the kernel pins the pages, which then must not leave. Those that it reads into are written first: of pages
+ * that MADV_FREE was called for, the kernel (Linux 6.18) may take what it has read there itself (docs/decisions/0061). */
 static int do_uring(struct region *r)
 {
 	size_t first, to, count;
@@ -1048,6 +1049,9 @@ static int do_uring(struct region *r)
 		rings = mmap(NULL, PAGE, PROT_READ | PROT_WRITE, MAP_SHARED, ring, IORING_OFF_SQ_RING);
 		entry = mmap(NULL, PAGE, PROT_READ | PROT_WRITE, MAP_SHARED, ring, IORING_OFF_SQES);
 	}
+	for (size_t p = to; p < to + count; p++)
+		if (r->shadow[p].maybe)
+			rewrite(r, p);
 	buffers[0] = (struct iovec){ r->memory + first * PAGE, count * PAGE };
 	buffers[1] = (struct iovec){ r->memory + to * PAGE, count * PAGE };
 	madvise(buffers[0].iov_base, buffers[0].iov_len, 21);
