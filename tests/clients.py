@@ -235,7 +235,7 @@ def moved_numbers(context: Context, test):
     good = daemon.start(["sh", "-c", "while read line; do sleep 5 & done; wait"], "--cgroup", "good", "--memory-max", "64M", "--quiet", stdin=source)
     os.close(source)
     wait_until(lambda: daemon.get("cgroup/good/cgroup.procs").split(), 10)
-    hits, intruders = [], []
+    hits, intruders, strays = [], [], []
     for victim in victims:
         os.kill(victim, signal.SIGKILL)
         wait_until(lambda: not os.path.exists(f"/proc/{victim}"), 5)
@@ -245,11 +245,13 @@ def moved_numbers(context: Context, test):
             hits.append(victim)
             time.sleep(0.02)
             intruders += [pid for pid in daemon.get("cgroup/own/cgroup.procs").split() if int(pid) in hits]
+            strays += [victim] if str(victim) not in daemon.get("cgroup/good/cgroup.procs").split() else []
     os.close(sink)
     crowd.kill()
     outcome = good.wait(20)
     yield check(f"moved-numbers: {len(hits)} numbers were used again", unless(begun and moves.stdout == "40\n", f"{moves}"), unless(len(hits) > 5, "too few"),
-                unless(not intruders, f"{len(intruders)} are in the other user's group"), unless(outcome.status == 0, complaint(outcome)))
+                unless(not intruders, f"{len(intruders)} are in the other user's group"),
+                unless(not strays, f"{len(strays)} are not in their own"), unless(outcome.status == 0, complaint(outcome)))
     outcome = daemon.end()
     yield check("moved-numbers: the daemon ends", unless(outcome.status == 0, complaint(outcome)), *daemon.is_gone())
 

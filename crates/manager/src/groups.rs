@@ -109,7 +109,7 @@ impl Groups {
         self.get(ROOT).expect("the root is always there")
     }
 
-    /// The account of a group of the engine's; the root's if the group has been removed.
+    /// Returns the account of a group of the engine's; `None` if the group has been removed.
     pub fn of_engine(&self, group: Group) -> Option<Arc<Charge>> {
         let tree = self.tree.read();
         tree.nodes.values().find(|node| node.charge.group == group).map(|node| node.charge.clone())

@@ -562,10 +562,16 @@ impl Sessions {
         let descriptors = std::mem::take(&mut received.descriptors);
         let Ok([uffd, trash, program]) = <[Handed; 3]>::try_from(descriptors) else { return Call::Over };
         let Ok(worker_pid) = link.peer() else { return Call::Over };
-        let Some(pidfd) = program.into_prompt().map(|program| Arc::new(PidFd::from(program))) else {
+        let Some(pidfd) = program.into_prompt().map(PidFd::from) else {
             return Call::Over;
         };
         let Some(pid) = pidfd.pid() else { return Call::Over };
+        // The client's may be a handle on a thread (PIDFD_THREAD), with the number and the end of that.
+        let Ok(own) = PidFd::open(pid) else { return Call::Over };
+        if own.inode() != pidfd.inode() || pidfd.has_ended() {
+            return Call::Over;
+        }
+        let pidfd = Arc::new(own);
         if tenant.owner.is_shunned() {
             let _ = link.send(&[kind::EXIT], None);
             let process = proven(&tenant, pidfd);
@@ -621,6 +627,12 @@ impl Sessions {
                 break (heir, list);
             }
         };
+        // From here on the process is known by its number, which another's may be as soon as it has ended.
+        if pidfd.has_ended() {
+            drop(list);
+            self.pager.dismiss(&space);
+            return Call::Over;
+        }
         // It may have been moved since it was asked whose heir it is.
         let moved = list.moved_in(tenant.job, pid);
         list.moved.remove(&pid);
@@ -841,8 +853,7 @@ impl Sessions {
 
 /// Whether a process is of a job: it descends from its front, which adopts orphans.
 pub fn is_of(tenant: &Tenant, pid: i32) -> bool {
-    // Between two looks a parent may end.
-    (0..3).any(|_| ancestors(pid).skip(1).any(|pid| pid == tenant.front_pid)) && tenant.has_front()
+    lineage(pid).is_some_and(|line| line[1..].contains(&tenant.front_pid)) && tenant.has_front()
 }
 
 /// Returns the handle if its process is of the job. A client can have a handle on any process of the system, and the number of

@@ -524,7 +524,7 @@ impl Pager {
                 let freed = words.get(1).map_or(0, |&freed| pages.min(freed as usize));
                 let pages = state.staging.discard(freed);
                 space.count(|counters| &counters.discarded, freed as u64);
-                // Not where nothing was moved to.
+                // Entries that nothing was moved to free no memory.
                 space.traffic.end_discard(pages as u64 * PAGE);
                 freed
             }

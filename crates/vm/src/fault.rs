@@ -330,7 +330,7 @@ impl Pager {
             if let Some(guard) = self.first_guard(state, Range::sized(page, pages as u64 * PAGE)) {
                 pages = ((guard - page) / PAGE) as usize;
                 if pages == 0 {
-                    // It came after the thread. That is woken, and meets it.
+                    // The guard was installed while the thread waited. Woken, the thread meets it.
                     pass.filled.push(Range::page(page));
                     return Answer::Done;
                 }

@@ -4,7 +4,7 @@
 //!    has guards once more right before it is filled. What is stored
 //!    under a guard page was discarded with it, and is dropped by whatever finds the guard first: a fault nearby, a page-out of the
 //!    range, or the look at everything that is taken every second or less. Guards that libc's `madvise` installs are announced: the
-//!    agent discards their range once more by a call that sends an event; or, if the call came to an error, and only some of the pages may be
+//!    agent calls `MADV_FREE` for their range, which the kernel announces; or, if the call came to an error, and only some of the pages may be
 //!    guards, has the manager look for them.
 //! 2. A forked child inherits nothing of a mapping with `MADV_WIPEONFORK`, and not the mapping with `MADV_DONTFORK`. The mappings' flags tell,
 //!    whichever call has set them; of the latter the child's own memory, too.

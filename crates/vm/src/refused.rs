@@ -9,8 +9,8 @@
 //! 1. A part that is registered was not unmapped, and all of the event is left out. Or it was, and a mapping before it has grown over the place
 //!    since, in silence: `mremap` does that, as in `realloc`. This is told by `Epoch::was_refused`.
 //! 2. What a remap had brought there was unmapped after that; or the call was refused; or what lay there before was unmapped, to make room for the
-//!    remap, and this was read late. This is told by `Epoch::made_room`. If it came after, it **stands**: whatever is registered there now,
-//!    `epoch` leaves it in its place.
+//!    remap, and this was read late; or the event ends a move away from there, and was read late. This is told by `Epoch::made_room`. If it came
+//!    after, it **stands**: whatever is registered there now, `epoch` leaves it in its place.
 //! 3. What was moved away before, and where nothing was brought since, is nothing of ours, and is left out of the event.
 //!
 //! A part that a remap brings something to becomes an event of its own: its place among the others is not that of the rest.

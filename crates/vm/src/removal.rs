@@ -52,7 +52,7 @@ impl Removals {
     }
 
     /// Adds a removal that was just announced. One that may be discarded at the same time as another gets no sentinel, and no other keeps one
-    /// there: one's deed would be taken for the other's.
+    /// there: what one discards would be taken for the end of the other.
     pub fn begin(&mut self, range: Range, sentinel: Option<u64>, epoch: u64, is_absent: impl Fn(u64) -> bool) {
         let shared = self.recent.iter().any(|removal| removal.range.overlaps(range))
             || self.older.overlaps(range)

@@ -237,7 +237,7 @@ fn fork_under_watch(socket: &UnixStream) {
 fn read_fork_event(fault: &UserFault) -> io::Result<()> {
     let mut poll = libc::pollfd { fd: fault.0.as_raw_fd(), events: libc::POLLIN, revents: 0 };
     // SAFETY: one valid pollfd, as the count says.
-    unsafe { libc::poll(&mut poll, 1, PATIENCE.as_millis() as i32) };
+    uninterrupted(|| unsafe { libc::poll(&mut poll, 1, PATIENCE.as_millis() as i32) }.into())?;
     // SAFETY: a message is plain integers, for which zeros are valid.
     let mut message: Message = unsafe { zeroed() };
     // SAFETY: the buffer is one message long.
@@ -287,11 +287,23 @@ fn send(socket: &UnixStream, mut code: i32, fd: Option<RawFd>) {
     });
 }
 
+/// Makes a system call again until no signal interrupts it. A call with a time limit is not restarted by the kernel.
+fn uninterrupted(mut call: impl FnMut() -> libc::c_long) -> io::Result<libc::c_long> {
+    loop {
+        match check(call()) {
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            result => return result,
+        }
+    }
+}
+
 fn receive(socket: &UnixStream) -> io::Result<UserFault> {
     let (mut code, mut control) = (0, Control([0; 32]));
     let fd = with_message(&mut code, &mut control, |message| {
-        // SAFETY: the message points at live, writable buffers of the lengths it says.
-        check(unsafe { libc::recvmsg(socket.as_raw_fd(), message, libc::MSG_CMSG_CLOEXEC) } as libc::c_long)?;
+        uninterrupted(|| {
+            // SAFETY: the message points at live, writable buffers of the lengths it says.
+            unsafe { libc::recvmsg(socket.as_raw_fd(), message, libc::MSG_CMSG_CLOEXEC) as libc::c_long }
+        })?;
         // SAFETY: the kernel has filled the control buffer; the header, if any, lies in it with its data.
         unsafe {
             let header = libc::CMSG_FIRSTHDR(message);
