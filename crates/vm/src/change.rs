@@ -3,7 +3,7 @@
 //! The order in which an epoch's changes happened (`epoch`), which of them a forked child has inherited (`inherited`), and which the kernel
 //! only announced (`refused`) are told by what becomes of an address.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use crate::range::{Range, RangeSet};
 
@@ -70,6 +70,41 @@ pub struct Event {
 impl Event {
     pub fn new(change: Change, forks_read: usize) -> Event {
         Event { change, forks_read, stands: false }
+    }
+}
+
+/// Moves whose end has not been read.
+///
+/// `mremap` moves a mapping and unmaps what it leaves behind in one step, and announces the second after the first has been read. By then another
+/// thread may have moved something else to the place, and may have been read: taken for a change of its own, the announcement would take that
+/// away. So it is left out where it is read. (After a move with `MREMAP_DONTUNMAP` there is none. What is moved to its place then makes room there
+/// first, which is read in between.)
+#[derive(Debug, Default)]
+pub(crate) struct OpenMoves(VecDeque<Range>);
+
+impl OpenMoves {
+    /// One for each thread that is in `mremap`, as a rule.
+    const MOST: usize = 64;
+
+    /// Takes note of a change that was just read; tells whether it is the end of a move that was read before.
+    pub fn ends(&mut self, change: Change) -> bool {
+        match change {
+            Change::Remap { from, len, .. } => {
+                if self.0.len() == Self::MOST {
+                    self.0.pop_front();
+                }
+                self.0.push_back(Range::sized(from, len));
+            }
+            Change::Unmap(range) => {
+                if let Some(place) = self.0.iter().rposition(|source| *source == range) {
+                    self.0.remove(place);
+                    return true;
+                }
+                self.0.retain(|source| !source.overlaps(range));
+            }
+            Change::Remove(_) => {}
+        }
+        false
     }
 }
 
@@ -253,6 +288,19 @@ pub(crate) mod tests {
 
     pub fn unmap(start: u64, len: u64) -> Change {
         Change::Unmap(Range::sized(start, len))
+    }
+
+    #[test]
+    fn only_what_a_move_leaves_behind_is_its_end() {
+        let end_of = |changes: &[Change]| {
+            let mut moves = OpenMoves::default();
+            changes.iter().map(|change| moves.ends(*change)).collect::<Vec<bool>>()
+        };
+        assert_eq!(end_of(&[remap(A, B), remap(C, A), unmap(A, LEN), unmap(C, LEN)]), [false, false, true, true]);
+        assert_eq!(end_of(&[remap(A, B), unmap(A, LEN), remap(C, A), unmap(A, LEN)]), [false, true, false, false]);
+        assert_eq!(end_of(&[remap(A, B), unmap(A, LEN / 2), unmap(A + LEN, LEN)]), [false; 3]);
+        // Left mapped, it was unmapped to make room for more.
+        assert_eq!(end_of(&[remap(A, B), unmap(A, 2 * LEN), remap(C, A), unmap(A, LEN)]), [false; 4]);
     }
 
     pub fn registered(ranges: &[(u64, u64)]) -> RangeSet {

@@ -10,7 +10,7 @@ use std::io;
 use std::time::{Duration, Instant};
 
 use crate::PAGE;
-use crate::change::{Change, Event};
+use crate::change::{Change, Event, OpenMoves};
 use crate::closing::{IS_STUCK, State as Closing};
 use crate::epoch::{self, Order};
 use crate::evict::STORE_PAGES;
@@ -58,7 +58,7 @@ impl Pager {
             }
             std::thread::yield_now();
         }
-        let (mut events, mut forks): (Vec<Event>, Vec<Uffd>) = Default::default();
+        let (mut events, mut forks, mut moves): (Vec<Event>, Vec<Uffd>, OpenMoves) = Default::default();
         let (mut news, mut tries, mut begun, mut noted, mut asked) = (false, 0, None, 0, 0);
         let mut messages = std::mem::take(&mut state.unheard);
         // One whose events have no end is read as fast as can be.
@@ -86,7 +86,9 @@ impl Pager {
                             // The discard goes on as soon as it has been announced.
                             state.await_removal(range);
                         }
-                        events.push(Event::new(change, forks.len()));
+                        if !moves.ends(change) {
+                            events.push(Event::new(change, forks.len()));
+                        }
                     }
                     Message::Fork(child) => {
                         child.make_nonblocking();
@@ -183,6 +185,8 @@ impl Pager {
         }
         rest.into_iter().for_each(|event| state.apply(&self.engine, event.change));
         state.epoch += 1;
+        // It stood still.
+        state.changing_since = None;
         if had_forks {
             state.heirs.iter().for_each(|heirs| heirs.tidy());
         }

@@ -529,7 +529,8 @@ pub(crate) fn with_buffer<T>(pages: usize, work: impl FnOnce(&mut [Page]) -> T) 
     })
 }
 
-/// Reads staged pages.
+/// Reads staged pages. To be called without the state locked ([`State::read_staged`] else): it waits for a page that is missing, as one
+/// that the kernel has taken after MADV_FREE.
 pub(crate) fn read_pages(worker: &Worker, sequences: &[u32], data: &mut [u8]) -> io::Result<()> {
     let mut ranges: Vec<Range> = Vec::new();
     for &sequence in sequences {
@@ -539,7 +540,7 @@ pub(crate) fn read_pages(worker: &Worker, sequences: &[u32], data: &mut [u8]) ->
             _ => ranges.push(Range::page(page)),
         }
     }
-    worker.memory.read(&ranges, data)
+    worker.memory.read(&ranges, data).or_else(|_| worker.memory.read_at_once(&ranges, data))
 }
 
 /// Registers the areas of a worker, and proves that both userfaultfds are of the memory that was opened of the process at the
