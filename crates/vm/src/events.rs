@@ -185,8 +185,6 @@ impl Pager {
         }
         rest.into_iter().for_each(|event| state.apply(&self.engine, event.change));
         state.epoch += 1;
-        // It stood still.
-        state.changing_since = None;
         if had_forks {
             state.heirs.iter().for_each(|heirs| heirs.tidy());
         }
