@@ -1,4 +1,4 @@
-//! What the front process of a job needs: the manager's process, signals, children.
+//! What the front process of a job needs: the manager's process, signals, children, and what it has inherited to hand on to the program.
 //!
 //! # Safety
 //! Cloning happens in a process with one thread. Signal functions get structures of their own.

@@ -1,7 +1,7 @@
-//! How soon a thread of the manager gets a processor, and which.
+//! How soon a thread of the manager gets a processor, and which; and the end of a system call in which it waits.
 //!
 //! # Safety
-//! One structure of this file's own is passed, with its true size.
+//! Structures of this file's own are passed, with their true sizes. The signal handler does nothing.
 
 #![allow(unsafe_code)]
 
