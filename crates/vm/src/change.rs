@@ -80,7 +80,14 @@ impl Event {
 /// away. So it is left out where it is read. (After a move with `MREMAP_DONTUNMAP` there is none. What is moved to its place then makes room there
 /// first, which is read in between.)
 #[derive(Debug, Default)]
-pub(crate) struct OpenMoves(VecDeque<Range>);
+pub(crate) struct OpenMoves(VecDeque<OpenMove>);
+
+#[derive(Debug)]
+struct OpenMove {
+    source: Range,
+    /// Something was moved to some of the source since: what is unmapped there in part is of that, and the end is still to come.
+    is_filled: bool,
+}
 
 impl OpenMoves {
     /// One for each thread that is in `mremap`, as a rule.
@@ -89,18 +96,20 @@ impl OpenMoves {
     /// Takes note of a change that was just read; tells whether it is the end of a move that was read before.
     pub fn ends(&mut self, change: Change) -> bool {
         match change {
-            Change::Remap { from, len, .. } => {
+            Change::Remap { from, to, len } => {
+                let target = Range::sized(to, len);
+                self.0.iter_mut().for_each(|open| open.is_filled |= open.source.overlaps(target));
                 if self.0.len() == Self::MOST {
                     self.0.pop_front();
                 }
-                self.0.push_back(Range::sized(from, len));
+                self.0.push_back(OpenMove { source: Range::sized(from, len), is_filled: false });
             }
             Change::Unmap(range) => {
-                if let Some(place) = self.0.iter().rposition(|source| *source == range) {
+                if let Some(place) = self.0.iter().rposition(|open| open.source == range) {
                     self.0.remove(place);
                     return true;
                 }
-                self.0.retain(|source| !source.overlaps(range));
+                self.0.retain(|open| open.is_filled || !open.source.overlaps(range));
             }
             Change::Remove(_) => {}
         }
@@ -299,6 +308,9 @@ pub(crate) mod tests {
         assert_eq!(end_of(&[remap(A, B), remap(C, A), unmap(A, LEN), unmap(C, LEN)]), [false, false, true, true]);
         assert_eq!(end_of(&[remap(A, B), unmap(A, LEN), remap(C, A), unmap(A, LEN)]), [false, true, false, false]);
         assert_eq!(end_of(&[remap(A, B), unmap(A, LEN / 2), unmap(A + LEN, LEN)]), [false; 3]);
+        // What was moved to the place is unmapped in part before the end is read.
+        let part = unmap(A, LEN / 2);
+        assert_eq!(end_of(&[remap(A, B), remap(C, A), part, unmap(A, LEN), part]), [false, false, false, true, false]);
         // Left mapped, it was unmapped to make room for more.
         assert_eq!(end_of(&[remap(A, B), unmap(A, 2 * LEN), remap(C, A), unmap(A, LEN)]), [false; 4]);
     }

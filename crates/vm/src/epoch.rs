@@ -13,7 +13,7 @@
 //!   unmap, too, may belong before.) That order is taken after which just that is registered which is;
 //! - a fork (`inherited`).
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 
 use crate::change::{Change, Event, Fate, Source, entangled, fate, known, of, parts};
 use crate::range::{Range, RangeSet};
@@ -62,7 +62,8 @@ pub fn order(registered: &RangeSet, read: &[Event], mut is_registered: impl FnMu
             is_registered: &mut is_registered,
             targets: Vec::new(),
             answers: BTreeMap::new(),
-            tries: 0,
+            steps: 0,
+            has_more: false,
             best: None,
         };
         if (0..set.len()).all(|i| search.choices(&set[..i], &set[i..]) == [0]) {
@@ -74,7 +75,7 @@ pub fn order(registered: &RangeSet, read: &[Event], mut is_registered: impl FnMu
         }
         doubted = true;
         search.targets = targets(registered, &set);
-        search.arrange(&mut Vec::new(), &set);
+        search.run(&set);
         let all_answered = search.answers.values().all(Option::is_some);
         match search.best {
             Some((_, best)) if all_answered => ordered.extend(best),
@@ -96,7 +97,8 @@ fn targets(registered: &RangeSet, events: &[Event]) -> Vec<u64> {
     parts(registered, events).filter(|at| targets.contains(*at)).collect()
 }
 
-/// Goes through the orders that are possible, the likely ones first.
+/// Goes through the orders that are possible, the likely ones first: those in which the fewest choices are other than the first that is
+/// possible, wherever among the events these are (a limited discrepancy search, Harvey and Ginsberg 1995).
 struct Search<'a, F> {
     registered: &'a RangeSet,
     is_registered: F,
@@ -104,7 +106,10 @@ struct Search<'a, F> {
     targets: Vec<u64>,
     /// What was asked already.
     answers: BTreeMap<u64, Option<bool>>,
-    tries: usize,
+    /// Steps that were taken.
+    steps: usize,
+    /// Whether there are orders with more other choices than were looked at.
+    has_more: bool,
     /// The best order so far, and how many ranges it gets wrong.
     best: Option<(usize, Vec<Event>)>,
 }
@@ -117,38 +122,71 @@ impl<F: FnMut(u64) -> Option<bool>> Search<'_, F> {
         let obstacle = known(self.registered, done, target);
         let later = || rest.iter().enumerate().skip(1);
         if obstacle.is_empty() {
-            let unmaps =
-                |event: &Event| matches!(event.change, Change::Unmap(range) if range.overlaps(target)) && !event.stands;
-            return std::iter::once(0).chain(later().filter(|(_, c)| unmaps(c)).map(|(i, _)| i)).collect();
+            let mut seen = HashSet::new();
+            let mut may_be_late = |event: &Event| match event.change {
+                // The first of several that are alike stands for all.
+                Change::Unmap(range) => {
+                    range.overlaps(target) && !event.stands && seen.insert((range.start, range.end))
+                }
+                Change::Remap { .. } | Change::Remove(_) => false,
+            };
+            let late = later().filter_map(|(i, event)| may_be_late(event).then_some(i));
+            return std::iter::once(0).chain(late).collect();
         }
         let makes_room = |event: &Event| event.change.vacates().is_some_and(|range| !obstacle.within(range).is_empty());
         let first: Vec<usize> = later().filter(|(_, c)| makes_room(c)).map(|(i, _)| i).collect();
         if first.is_empty() { vec![0] } else { first }
     }
 
-    /// Extends `done` by `rest`, in each possible order.
-    fn arrange(&mut self, done: &mut Vec<Event>, rest: &[Event]) {
+    /// Looks for an order of `set` that gets nothing wrong, or as little as can be.
+    fn run(&mut self, set: &[Event]) {
+        for others in 0.. {
+            self.has_more = false;
+            self.arrange(&mut Vec::new(), set, others);
+            if !self.has_more || self.is_over(set.len()) {
+                return;
+            }
+        }
+    }
+
+    /// Tells whether to look no further: a step takes the longer the more events there are.
+    fn is_over(&self, events: usize) -> bool {
         const ENOUGH: usize = 1000;
-        self.tries += 1;
-        // The first order is always looked at: each change takes two steps at most, one of them to come before another.
-        let enough = if self.best.is_some() { ENOUGH } else { 2 * MOST_IN_DOUBT };
-        if self.tries > enough || self.best.as_ref().is_some_and(|(wrong, _)| *wrong == 0) {
+        const MOST_LOOKS: usize = 4_000_000;
+        let Some((wrong, _)) = &self.best else {
+            // The first order is always looked at: each change takes two steps at most, one of them to come before another.
+            return self.steps > 2 * MOST_IN_DOUBT;
+        };
+        *wrong == 0 || self.steps > 2 * MOST_IN_DOUBT + ENOUGH.max(MOST_LOOKS / events)
+    }
+
+    /// Extends `done` by `rest`, in each possible order with so many `others`: choices that are not the first.
+    fn arrange(&mut self, done: &mut Vec<Event>, rest: &[Event], others: usize) {
+        self.steps += 1;
+        if self.is_over(done.len() + rest.len()) {
             return;
         }
         if rest.is_empty() {
-            return self.weigh(done);
+            // With fewer it was looked at before.
+            return if others == 0 {
+                self.weigh(done)
+            };
         }
-        for first in self.choices(done, rest) {
-            let mut others = rest.to_vec();
-            let chosen = others.remove(first);
+        for (number, first) in self.choices(done, rest).into_iter().enumerate() {
+            let Some(others) = others.checked_sub(usize::from(number > 0)) else {
+                self.has_more = true;
+                return;
+            };
+            let mut left = rest.to_vec();
+            let chosen = left.remove(first);
             if first == 0 {
                 done.push(chosen);
-                self.arrange(done, &others);
+                self.arrange(done, &left, others);
                 done.pop();
             } else {
                 // It may itself have to wait for another.
-                others.insert(0, chosen);
-                self.arrange(done, &others);
+                left.insert(0, chosen);
+                self.arrange(done, &left, others);
             }
         }
     }
@@ -314,6 +352,22 @@ mod tests {
         assert!(
             is_too_much(&events(&to_and_fro.repeat(5)), false) && !is_too_much(&events(&to_and_fro.repeat(4)), false)
         );
+    }
+
+    /// What is wrong near the beginning of a long epoch is found, though there are many places after it where the order may be another.
+    #[test]
+    fn the_first_of_many_doubts_is_looked_at_as_soon_as_the_last() {
+        const D: u64 = 0x40000;
+        let before = registered(&[(A, LEN)]);
+        let now = registered(&[(B, LEN)]);
+        // An unmapping of what had grown is read late; then what was moved is moved to and fro.
+        let late = unmap(B - LEN, 2 * LEN);
+        let to_and_fro = [remap(B, D), remap(D, B), unmap(D, LEN)];
+        for times in [1, 10, 50] {
+            let read = [vec![remap(A, B), late], to_and_fro.repeat(times)].concat();
+            let expected = [vec![late, remap(A, B)], to_and_fro.repeat(times)].concat();
+            assert!(ordered(&before, &read, &now) == expected, "{times} times");
+        }
     }
 
     /// Threads that change mappings without a pause while another forks.

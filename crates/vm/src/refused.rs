@@ -232,13 +232,24 @@ impl<K: Kernel> Epoch<'_, K> {
         if !self.origins(number, part).is_empty() {
             return Ok(true);
         }
-        // It would have unmapped what was moved; or what has grown would have left some of what was moved between itself and the place.
-        if !doubt.is_registered || range.overlaps(source) || target.start < range.start {
+        // It would have unmapped what was moved.
+        if !doubt.is_registered || range.overlaps(source) {
+            return Ok(false);
+        }
+        // What has grown would have left some of what was moved between itself and the place, if it is not the rest of a mapping that
+        // `mremap` has made shorter and moved away: that is announced after the move.
+        let is_shortened =
+            |event: &Event| matches!(event.change, Change::Remap { from, len, .. } if from + len == range.start);
+        let may_be_rest = self.before[..number].iter().any(is_shortened);
+        if target.start < range.start && !may_be_rest {
             return Ok(false);
         }
         let moved_out = |origin: &Range| self.state.table.first_away(*origin).is_some();
         if !self.origins(self.before.len(), part).iter().any(moved_out) {
             return Ok(false);
+        }
+        if target.start < range.start {
+            return Err(Unclear::Ambiguous);
         }
         let now = change::brought_to(self.after, Range::page(target.start));
         let begins = now.first().is_some_and(|now| self.kernel.begins_mapping(now.start));
@@ -598,6 +609,30 @@ mod tests {
             stands_after_move(both, &[remap(B, c)], &Says(&[c], &[], false)).map(|pieces| pieces.last().copied()),
             Ok(Some((B, true)))
         );
+    }
+
+    /// A mapping that has grown in silence is made shorter and moved away. Before the manager has read that its rest was unmapped, another thread
+    /// moves something over both. Or that thread has unmapped the end of what it moved, and the rest of it has grown over the place.
+    #[test]
+    fn the_rest_of_what_was_made_shorter_is_not_taken_for_what_came_there() {
+        let (kept, c) = (Range::new(B.start, B.start + PAGE), Range::new(0x30000, 0x31000));
+        let rest = Range::new(kept.end, B.end);
+        let left = |kernel: &Says<'_>| {
+            let mut state = State::default();
+            for range in [A, kept] {
+                state.registered.insert(range);
+                for page in (range.start..range.end).step_by(PAGE as usize) {
+                    state.table.set(page, PageState::Staged(1));
+                }
+            }
+            let changes = [remap(kept, c), remap(A, B), Change::Unmap(rest)];
+            let mut events: Vec<Event> = changes.into_iter().map(|change| Event::new(change, 0)).collect();
+            take_out(&state, &mut events, &mut 0, false, kernel).map(|()| events[2].stands)
+        };
+        assert_eq!(left(&Says(&[B, c], &[], false)), Err(Unclear::Ambiguous));
+        // A page that is present was not unmapped there; what is not registered was.
+        assert_eq!(left(&Says(&[B, c], &[Range::page(rest.start)], false)), Ok(false));
+        assert_eq!(left(&Says(&[kept, c], &[], false)), Ok(true));
     }
 
     #[test]
