@@ -493,7 +493,12 @@ impl Pager {
             refused = error.filter(|_| filled == 0);
         }
         if let Some(error) = refused {
+            let changing_since = state.changing_since;
             answer = Answer::from(self.after_failed_fill(space, &mut state, first, error));
+            if fault.is_none() {
+                // No thread waits whose answer would end this time.
+                state.changing_since = changing_since;
+            }
             if error == FillError::Exists {
                 // What is there is newer than what we hold.
                 filled = 1;
