@@ -10,7 +10,7 @@
 //! A process can end while it is read, and another get its number. So what is found is an identity, proven by a handle that was opened before
 //! the read, on a process that had not ended after it.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::fs::{self, File};
 use std::io::{self, Read};
 use std::path::Path;
@@ -65,8 +65,10 @@ pub struct Found {
     pub carriers: Vec<(i32, Identity, usize)>,
     /// All whose environment was read.
     pub looked_at: Vec<i32>,
-    /// Whether all were tried, but for those that are passed over, and no carrier has ended meanwhile, which may have left a child.
+    /// Whether all were tried, but for those that are passed over.
     pub are_all: bool,
+    /// The numbers of the values that processes carried which have ended meanwhile: each may have left a child that was not read.
+    pub ended: HashSet<usize>,
     /// Whether some could not be tried for want of descriptors, threads or memory.
     pub is_short: bool,
 }
@@ -129,8 +131,8 @@ enum Outcome {
     Other,
     /// A process of this identity has these values.
     Carries(Identity, Vec<usize>),
-    /// A process that had a value has ended.
-    Ended,
+    /// A process that had these values has ended.
+    Ended(Vec<usize>),
     /// There is none, or it may not be looked at.
     Failed,
     /// This process is short of descriptors or memory.
@@ -164,7 +166,10 @@ fn values_of(pid: i32, wanted: &Wanted) -> io::Result<Outcome> {
         return Ok(Outcome::Other);
     }
     // If the process has ended by now, what was read may be another's, and the other way round.
-    Ok(process.identity().map_or(Outcome::Ended, |identity| Outcome::Carries(identity, values)))
+    Ok(match process.identity() {
+        Some(identity) => Outcome::Carries(identity, values),
+        None => Outcome::Ended(values),
+    })
 }
 
 /// Collects what a reading thread finds, until it ends or is stuck.
@@ -198,7 +203,7 @@ fn follow(heard: &Receiver<Said>, found: &mut Found) {
                         found.carriers.extend(values.into_iter().map(|number| (pid, identity, number)));
                     }
                     Outcome::Failed => {}
-                    Outcome::Ended => found.are_all = false,
+                    Outcome::Ended(values) => found.ended.extend(values),
                     Outcome::Short => (found.are_all, found.is_short) = (false, true),
                 }
             }
@@ -238,10 +243,23 @@ mod tests {
         let values = [b"no such value".to_vec(), value.as_bytes().to_vec()];
         let found = carriers(vec![own, 0], name, &values, end);
         let carriers_found = vec![(own, PidFd::open(own).unwrap().identity().expect("it lives"), 1)];
-        assert_eq!(found, Found { carriers: carriers_found, looked_at: vec![own], are_all: true, is_short: false });
+        assert_eq!(found, Found { carriers: carriers_found, looked_at: vec![own], are_all: true, ..Found::default() });
         let found = carriers(vec![own], "no such name", &values, end);
-        assert_eq!(found, Found { carriers: vec![], looked_at: vec![own], are_all: true, is_short: false });
+        assert_eq!(found, Found { carriers: vec![], looked_at: vec![own], are_all: true, ..Found::default() });
         assert_eq!(carriers(vec![own], name, &values, Instant::now() - PATIENCE), Found::default());
+    }
+
+    /// What else was searched for is not in doubt.
+    #[test]
+    fn a_carrier_that_has_ended_leaves_only_its_own_values_in_doubt() {
+        let (said, heard) = mpsc::channel();
+        for outcome in [Outcome::Ended(vec![2]), Outcome::Failed, Outcome::Other] {
+            said.send(Said::Begins(1)).and_then(|()| said.send(Said::Has(1, outcome))).expect("it is heard");
+        }
+        drop(said);
+        let mut found = Found { are_all: true, ..Found::default() };
+        follow(&heard, &mut found);
+        assert_eq!(found, Found { looked_at: vec![1], are_all: true, ended: HashSet::from([2]), ..Found::default() });
     }
 
     #[test]

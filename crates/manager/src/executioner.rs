@@ -293,11 +293,12 @@ pub fn pass(orders: &mut Vec<Order>) -> usize {
         order.note_others(&found.looked_at, members, &processes, old);
     }
     let mut killed = 0;
-    let mut members = members.iter();
+    let mut members = members.iter().enumerate();
     orders.retain_mut(|order| {
-        let are_gone = order.kill(members.next().expect("one for each"));
+        let (number, members) = members.next().expect("one for each");
+        let are_gone = order.kill(members);
         order.collect_children(&processes);
-        let are_all = found.are_all && !order.is_unclear;
+        let are_all = found.are_all && !found.ended.contains(&number) && !order.is_unclear;
         let gives_up = order.begun.elapsed() > PATIENCE && !found.is_short && !order.is_short;
         let is_over = are_gone && are_all || gives_up;
         order.patience = (order.patience * 2).min(MOST_PATIENCE);
