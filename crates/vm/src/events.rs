@@ -23,9 +23,10 @@ use crate::pager::{NO_ROOM, Pager, with_buffer};
 use crate::range::{Range, RangeSet};
 use crate::refused::{self, Unclear};
 use crate::space::{Fault, Space, State};
+use crate::sys::limits;
+use crate::sys::process::Program;
 use crate::sys::smaps::{self, NotInherited};
 use crate::sys::uffd::{FillError, Message, Probe, Uffd};
-use crate::sys::{limits, process};
 use crate::table::PageState;
 
 /// The longest time that the manager waits for the layout of a process to settle, so that it can order what was read or answer a fault.
@@ -120,7 +121,7 @@ impl Pager {
                 return false;
             }
             if changing_for > SETTLES_WITHIN {
-                if read_all && state.program.is_some_and(process::is_exiting) && space.uffd.has_no_memory() {
+                if read_all && state.program.as_ref().is_some_and(Program::is_exiting) && space.uffd.has_no_memory() {
                     // The kernel says first that the layout is changing, also when it is for ever.
                     self.settle(space, state, events, forks);
                     return news;
@@ -296,7 +297,11 @@ struct Asked<'a> {
 
 impl Asked<'_> {
     fn program(&self) -> Option<i32> {
-        self.state.program.or_else(|| self.state.lone_child.as_ref().and_then(LoneChild::pid))
+        self.state
+            .program
+            .as_ref()
+            .map(|program| program.pid)
+            .or_else(|| self.state.lone_child.as_ref().and_then(LoneChild::pid))
     }
 }
 

@@ -92,7 +92,7 @@ impl Heirs {
     pub fn new(hold: Arc<Hold>, worker: &Worker) -> Heirs {
         let list = Mutex::new(List { due: FEW, ..List::default() });
         let (asked, met) = Default::default();
-        Heirs { hold, tied: Mutex::new(Tied::new(worker.program, worker.process.clone())), list, asked, met }
+        Heirs { hold, tied: Mutex::new(Tied::new(worker.program())), list, asked, met }
     }
 
     /// Reads what there is to read from the userfaultfd of the program or of a child of its family, as [`Uffd::read`], and has the

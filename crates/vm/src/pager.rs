@@ -35,8 +35,9 @@ use crate::range::Range;
 use crate::space::{Space, State, Worker};
 use crate::swapin::{Folios, Swapin};
 use crate::sys::epoll::{Epoll, Ready};
+use crate::sys::pagemap;
+use crate::sys::process::{self, Program};
 use crate::sys::uffd::{FillError, MAIN_FEATURES, MOVE, Message, Probe, Uffd};
-use crate::sys::{pagemap, process};
 use crate::user_queue::UserQueue;
 use crate::visit::{self, Visit};
 use crate::{PAGE, layout, watched};
@@ -255,7 +256,7 @@ impl Pager {
         prove(&uffd, &worker)?;
         let worker = Arc::new(worker);
         // From the beginning: a thread may look at the staging area at once.
-        let mut state = State { program: Some(worker.program), worker: Some(worker.clone()), ..State::default() };
+        let mut state = State { program: Some(worker.program()), worker: Some(worker.clone()), ..State::default() };
         state.note_litter(&worker)?;
         let (space, added) = self.register(uffd, state, account, owner);
         if let Err(error) = added {
@@ -310,7 +311,7 @@ impl Pager {
             if let Some(nonce) = state.nonce.take() {
                 self.registry.lock().children.remove(&nonce);
             }
-            state.program = Some(worker.program);
+            state.program = Some(worker.program());
             state.lone_child = None;
             // Another may have claimed it in vain meanwhile.
             space.note_areas_of(&worker);
@@ -418,7 +419,7 @@ impl Pager {
             if state.worker.is_some() {
                 continue;
             }
-            let has_ended = || state.program.is_none_or(process::is_exiting);
+            let has_ended = || state.program.as_ref().is_none_or(Program::is_exiting);
             let is_gone = match space.uffd.probe(PAGE) {
                 Probe::Gone => true,
                 // The kernel says that first, also when it is for ever.

@@ -38,7 +38,7 @@ use crate::staging::Staging;
 use crate::swapin::Readahead;
 use crate::sys::link::Link;
 use crate::sys::pagemap::Pagemap;
-use crate::sys::process::{self, Memory, PidFd};
+use crate::sys::process::{self, Memory, PidFd, Program};
 use crate::sys::tether::Tether;
 use crate::sys::thread::{OneProcessor, Processor};
 use crate::sys::uffd::{FillError, Message, Uffd};
@@ -129,6 +129,11 @@ impl Drop for Worker {
 }
 
 impl Worker {
+    /// Its program.
+    pub(crate) fn program(&self) -> Program {
+        Program::new(self.program, self.process.clone())
+    }
+
     /// Has the worker go on where the calling thread runs, as long as this lives.
     pub(crate) fn together(&self) -> Option<OneProcessor> {
         // The number of a worker that has ended may be another process's.
@@ -209,8 +214,8 @@ pub(crate) struct State {
     pub heat: Heat,
     pub huge: HugePages,
     pub worker: Option<Arc<Worker>>,
-    /// The program's process id, as its worker has proven it. Known also when the worker is gone.
-    pub program: Option<i32>,
+    /// The program, as its worker has proven it. Known also when the worker is gone.
+    pub program: Option<Program>,
     /// A forked child that has no worker, as far as it is known which process that is; and how often it was looked for.
     pub lone_child: Option<LoneChild>,
     pub looks_for_process: u32,
@@ -634,7 +639,7 @@ impl State {
     /// Processes that have, or had, the program's memory: its worker may have been killed, or the program have ended.
     pub fn processes(&self) -> impl Iterator<Item = i32> + '_ {
         let child = self.lone_child.as_ref().and_then(LoneChild::pid);
-        self.worker.iter().map(|worker| worker.pid).chain(self.program).chain(child)
+        self.worker.iter().map(|worker| worker.pid).chain(self.program.iter().map(|program| program.pid)).chain(child)
     }
 
     /// Notes if the program has taken away what waits in the staging area.
@@ -655,8 +660,11 @@ impl State {
             let page = worker.staging_page(sequence);
             if let Err(error) = worker.memory.read(&[Range::page(page)], data) {
                 // The kernel takes all memory of a process that is killed, at times before it has ended.
-                let is_ending = |pid| process::is_exiting(pid) || process::is_told_to_end(pid);
-                if self.has_lost_places || !worker.pagemap.is_absent(page)? || self.program.is_some_and(is_ending) {
+                let is_ending = |program: &Program| program.is_exiting() || process::is_told_to_end(program.pid);
+                if self.has_lost_places
+                    || !worker.pagemap.is_absent(page)?
+                    || self.program.as_ref().is_some_and(is_ending)
+                {
                     return Err(error);
                 }
                 data.fill(0);

@@ -11,10 +11,9 @@
 
 use std::collections::HashMap;
 use std::os::fd::RawFd;
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crate::sys::process::{self, PidFd};
+use crate::sys::process::{self, PidFd, Program};
 use crate::sys::tether::Line;
 use crate::sys::threads::Threads;
 
@@ -27,9 +26,7 @@ const KEPT: Duration = Duration::from_secs(2);
 /// The tied children of a program, and theirs.
 #[derive(Debug)]
 pub(crate) struct Tied {
-    /// The process id of the program, and a handle on it.
-    program: i32,
-    process: Arc<PidFd>,
+    program: Program,
     /// Descendants by process id. `None` stands for a process that needs no line.
     known: HashMap<i32, Option<TiedChild>>,
 }
@@ -62,8 +59,8 @@ impl TiedChild {
 
 impl Tied {
     /// Starts without children.
-    pub fn new(program: i32, process: Arc<PidFd>) -> Tied {
-        Tied { program, process, known: HashMap::new() }
+    pub fn new(program: Program) -> Tied {
+        Tied { program, known: HashMap::new() }
     }
 
     /// Returns whether it takes little time to tie others: few children are listed, and their parents have few threads, each with a list of its own.
@@ -77,14 +74,14 @@ impl Tied {
     /// Lists the processes whose children are to be tied.
     fn parents(&self) -> Vec<i32> {
         let tied = self.known.iter().filter(|(_, child)| child.is_some()).map(|(pid, _)| *pid);
-        tied.chain([self.program]).collect()
+        tied.chain([self.program.pid]).collect()
     }
 
     /// Whether one of the parents lives: else its number may be another process's.
     fn lives(&self, parent: i32) -> bool {
         let process = match self.known.get(&parent) {
             Some(child) => child.as_ref().map(|child| &child.process),
-            None => Some(&*self.process),
+            None => Some(&*self.program.process),
         };
         process.is_some_and(|process| !process.has_ended())
     }

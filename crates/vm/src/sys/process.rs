@@ -11,6 +11,7 @@ use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
@@ -434,6 +435,27 @@ impl PidFd {
                 result => return result.is_ok_and(|ready| ready > 0),
             }
         }
+    }
+}
+
+/// A program, by its number and by a handle: when it has ended, another process may get the number.
+#[derive(Debug)]
+pub struct Program {
+    /// Its process id.
+    pub pid: i32,
+    /// A handle on its process.
+    pub process: Arc<PidFd>,
+}
+
+impl Program {
+    /// The program with this process id.
+    pub fn new(pid: i32, process: Arc<PidFd>) -> Program {
+        Program { pid, process }
+    }
+
+    /// Whether it has ended, or is on its way out with all its threads.
+    pub fn is_exiting(&self) -> bool {
+        self.process.has_ended() || is_exiting(self.pid)
     }
 }
 

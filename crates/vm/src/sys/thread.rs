@@ -116,19 +116,24 @@ thread_local! {
 
 impl OneProcessor {
     /// Has `process` go on where the caller runs; None if that cannot be. A caller that is kept on a processor stays there. `lives` tells
-    /// whether the number is still that process's, and is asked before it is put elsewhere.
+    /// whether the number is still that process's: another that got it meanwhile is put back where it was.
     pub fn with(process: i32, put: &Processor, lives: impl Fn() -> bool) -> Option<OneProcessor> {
         let (number, here) = here()?;
         if put.0.load(Relaxed) != number {
             if !lives() {
                 return None;
             }
+            let before = affinity(process)?;
             set_affinity(process, &here)?;
+            if !lives() {
+                let _ = set_affinity(process, &before);
+                return None;
+            }
             put.0.store(number, Relaxed);
         }
         let is_outermost = ALLOWED.get().is_none();
         if is_outermost {
-            let allowed = affinity()?;
+            let allowed = affinity(0)?;
             set_affinity(0, &here)?;
             ALLOWED.set(Some(allowed));
         }
@@ -181,12 +186,12 @@ fn here() -> Option<(i32, libc::cpu_set_t)> {
     }
 }
 
-/// Returns where the calling thread may run.
-fn affinity() -> Option<libc::cpu_set_t> {
+/// Returns where a process may run; 0 is the calling thread.
+fn affinity(process: i32) -> Option<libc::cpu_set_t> {
     // SAFETY: all zeros is an empty set; it lives on this stack and its size is said.
     unsafe {
         let mut set: libc::cpu_set_t = std::mem::zeroed();
-        super::check(libc::sched_getaffinity(0, size_of::<libc::cpu_set_t>(), &raw mut set)).ok()?;
+        super::check(libc::sched_getaffinity(process, size_of::<libc::cpu_set_t>(), &raw mut set)).ok()?;
         Some(set)
     }
 }
@@ -239,7 +244,7 @@ mod tests {
             let (pid, put) = (child.id() as i32, Processor::default());
             let count = || {
                 // SAFETY: a set as the kernel gives it.
-                affinity().map(|set| unsafe { libc::CPU_COUNT(&set) })
+                affinity(0).map(|set| unsafe { libc::CPU_COUNT(&set) })
             };
             let before = count();
             let outer = OneProcessor::with(pid, &put, || true).expect("both are ours");
