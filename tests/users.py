@@ -179,7 +179,8 @@ def hands_over(send) -> int:
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     listener.bind(("127.0.0.1", 0))
     listener.listen(count)
-    # The end of a process lingers for nothing: where the manager has closed them first, the last close is this one.
+    # The sockets are a child's, because the kernel does not linger when a process ends. Where the manager closes its
+    # copies first, the last close is on this side, and would hold up a process that goes on.
     child = os.fork()
     if child == 0:
         try:

@@ -75,7 +75,7 @@ unsafe fn announce_guards(address: usize, len: usize) {
         // SAFETY: as the caller's.
         unsafe {
             if is_error(call!(sys::SYS_MADVISE, address, len, MADV_FREE)) {
-                // It ends at the first mapping of a file.
+                // MADV_FREE fails at the first mapping of a file, and announces nothing behind it.
                 tell_of_guards(address, len);
             }
             call!(sys::SYS_MADVISE, address, len, MADV_GUARD_INSTALL);

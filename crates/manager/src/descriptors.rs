@@ -9,7 +9,8 @@ use rustix::process::{Resource, getrlimit};
 /// Connections are accepted only while so many descriptors are left.
 const RESERVE: u64 = 256;
 
-/// Descriptors that the manager leaves in the table that it shares, for the guard that kills its jobs when it is dead.
+/// Descriptors that the manager leaves free in the table that it shares with the front, or with the guard of a daemon:
+/// if the manager dies, that process opens handles of the jobs' processes to kill them.
 pub const OF_GUARD: u64 = 32;
 
 /// Returns how many descriptors the manager can have.

@@ -249,8 +249,8 @@ impl Order {
     }
 }
 
-/// Kills every process of the jobs, and waits until they are gone, but not for ever. Gives how many there were. To be called by a process
-/// that ends then: it has the descriptors that the manager leaves it.
+/// Kills every process of the jobs, waits up to [`PATIENCE`] until they are gone, and returns how many there were.
+/// Only for a process that ends then: it uses the descriptors that the manager leaves free (`descriptors::OF_GUARD`).
 pub fn kill(mut orders: Vec<Order>) -> usize {
     memory::raise_descriptor_limit(0);
     let (mut killed, end) = (0, Instant::now() + PATIENCE);

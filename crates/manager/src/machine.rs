@@ -102,8 +102,9 @@ impl JobMachine {
         });
     }
 
-    /// Returns when process `pid`, which has just entered the group, is watched, and every group on its path is within its limit
-    /// or has given what was too much then, or has nothing to give. Costs nothing where all limits are far.
+    /// Registers the mappings of process `pid`, which has just entered the group, and reclaims until no group on its
+    /// path is above its limit, or the pages that were too many at first are freed (programs touch more meanwhile), or
+    /// nothing can be freed. Returns at once where all limits are far.
     fn bring_below_limits(&self, pid: i32, charge: &Charge) {
         if charge.path().all(Charge::is_far) {
             return;

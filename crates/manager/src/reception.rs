@@ -168,7 +168,7 @@ impl Reception {
             for source in std::mem::take(&mut desk.lost) {
                 self.wait_at(desk, source);
             }
-            // One that is there no longer has given way.
+            // A held caller that is not in `waiting_for` any more was taken by `give_way`.
             let is_heard = |number| {
                 let held = desk.waiting_for.get(&number);
                 held.is_none_or(|source| self.epoll.add(self.fd_of(source), number).is_ok())

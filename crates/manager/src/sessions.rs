@@ -722,7 +722,7 @@ impl Sessions {
 
     /// Stops the processes of a group and of those below it, or lets them go on: as the group, or one above it, is frozen or not.
     pub fn stop_or_go_on(&self, group: GroupId) {
-        // A process that executes another program takes the signal with it, and its session ends: that waits for the lock.
+        // `end` waits for this lock: it notes whether a process that executes another program was stopped here.
         let list = self.list.read();
         let sessions = list.by_pid.values().filter(|session| session.charge().is_below(group));
         sessions.for_each(|session| session.stop_or_go_on());

@@ -11,8 +11,9 @@
 //!    thread that is stuck in stopping a process gives that up, and ends; the next one stops neither that process nor others of its user
 //!    for some seconds ([`Space::resists`]).
 //! 4. A process that blocks a thread for [`PATIENCE`] is killed. A long fork of much memory is over by then.
-//! 5. A stuck thread is interrupted at each look. The read of a forked child's userfaultfd waits if the child has it block and reads what was
-//!    there: the kernel cannot be told not to wait, and no death ends the wait. When a stuck thread has gone on, its address space is visited again.
+//! 5. At each look the watchdog interrupts stuck threads by a signal. Nothing else ends a read of a forked child's
+//!    userfaultfd that waits because the child has cleared `O_NONBLOCK` and read the messages first: the kernel has no
+//!    `RWF_NOWAIT` there. When a stuck thread has gone on, other threads visit its address space again.
 //! 6. A thread that reads the areas of a worker waits for a page that is missing there. The death of the process does not end that wait:
 //!    the thread keeps the memory alive. So a helper thread denies the areas of dead processes ([`Space::deny_areas`]), again every
 //!    [`PAUSE_OF_DENIALS`], since another process may have the same memory and take away what was denied.

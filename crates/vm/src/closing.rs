@@ -25,7 +25,7 @@ use crate::sys::thread;
 /// Threads that close at once for one user. Each can be held by one descriptor.
 const MOST_THREADS: usize = 8;
 
-/// Threads of all users, beyond which a user has one. A user can have many user ids.
+/// Threads of all user ids together, from which on each user id gets one only: one person can have many user ids.
 const MOST_OF_ALL: usize = 512;
 
 /// How long a thread stays without work.
@@ -98,7 +98,7 @@ impl Handed {
         Handed { user, descriptor: Some(descriptor) }
     }
 
-    /// Whose it is.
+    /// Returns the user for whom it is closed.
     pub fn user(&self) -> User {
         self.user
     }

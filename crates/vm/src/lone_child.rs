@@ -2,10 +2,12 @@
 //! instruction `syscall` itself. Its faults are served all the same, but guards, refused changes and what its own children find empty are
 //! learned from `/proc` (`guard.rs`, `events.rs`).
 //!
-//! 1. A child that libc forks writes to its beacon if it will have no worker. Others are looked at when they first come for a stored page.
+//! 1. A child that libc forks writes to its beacon if it will have no worker. The manager looks at other children when
+//!    one of their threads first faults on a stored page.
 //! 2. The fault names a thread, by its number in the pid namespace of its process: a claim. It is proven by a number in the beacon that only
 //!    this child has: what was written there through its userfaultfd is found in the memory of that thread.
-//! 3. In another pid namespace the number is another thread's, or nobody's. Such a child stays unknown
+//! 3. A child in another pid namespace than the manager's gives a number that names a different thread to the manager,
+//!    or none. The proof fails, and the child stays unknown
 //!    (docs/decisions/0010-changes-without-an-event.md, "What remains").
 
 use std::sync::Arc;
@@ -36,7 +38,8 @@ impl LoneChild {
     /// The process of `thread`, if this number is in its beacon. `None` also if it cannot be looked at.
     fn of(thread: i32, beacon: u64, nonce: Nonce) -> Option<LoneChild> {
         let number = process_of(thread)?;
-        // Opened first: the memory that is proven may be another's by then, and the page tables an earlier one's, but not the other way round.
+        // Opened before the proof: if the process ends or executes a program in between, the proof fails. In the other
+        // order these could be the page tables of that program, or of a later process with this number.
         let pagemap = Arc::new(Pagemap::open(number).ok()?);
         let child = LoneChild { number, nonce, beacon, pagemap };
         child.pid().map(|_| child)

@@ -84,7 +84,8 @@ impl Removals {
         self.oldest.remove(range);
     }
 
-    /// Pages of `range` go absent by another deed than that of the removals that were announced so far.
+    /// Drops the sentinels in `range`: its pages go absent for another reason (a remap, an unmap, a later discard),
+    /// which would pass for the end of a removal that was announced before.
     pub fn take_sentinels(&mut self, range: Range) {
         for removal in &mut self.recent {
             removal.sentinel.take_if(|sentinel| range.contains(*sentinel));

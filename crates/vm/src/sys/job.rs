@@ -99,7 +99,8 @@ fn is_ignored(signal: i32) -> bool {
 pub struct Signals {
     waited_for: libc::sigset_t,
     before: libc::sigset_t,
-    /// SIGCHLD was ignored: then the kernel tells nobody how children end.
+    /// Whether this process began with SIGCHLD ignored. `block` ends that, because the kernel would not tell how
+    /// children end; `restore_in` passes it on to the program.
     child_was_ignored: bool,
 }
 

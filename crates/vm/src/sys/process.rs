@@ -253,8 +253,8 @@ pub fn ancestors(pid: i32) -> impl Iterator<Item = i32> {
     std::iter::successors(Some(pid), |pid| Some(Kinship::of(*pid)?.parent)).take(MOST_ANCESTORS)
 }
 
-/// Returns the same as a list that was true at one moment: while a process says that another is its parent, the number is still that one's.
-/// `None` if they change all the time.
+/// Returns the same as a list that was true at one moment. The parent of each process is read twice: if it is the same,
+/// it has not ended in between, and its number is no other process's. `None` if the list has changed at each try.
 pub fn lineage(pid: i32) -> Option<Vec<i32>> {
     const TRIES: u32 = 3;
     let is_parent = |pair: &[i32]| Kinship::of(pair[0]).is_some_and(|now| now.parent == pair[1]);

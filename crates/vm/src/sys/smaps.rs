@@ -6,16 +6,16 @@ use std::io;
 use crate::layout::has_memory;
 use crate::range::{Range, RangeSet};
 
-/// The mappings that a forked child has not as its parent has them.
+/// The mappings that a fork does not copy to the child as they are.
 #[derive(Debug, Default)]
 pub struct NotInherited {
-    /// It finds them empty (`MADV_WIPEONFORK`).
+    /// The child has them, empty (`MADV_WIPEONFORK`).
     pub wiped: RangeSet,
-    /// It has nothing there (`MADV_DONTFORK`).
+    /// The child does not have them (`MADV_DONTFORK`).
     pub left_out: RangeSet,
 }
 
-/// Those of process `pid` that its next child will not have as they are.
+/// Returns the mappings of process `pid` that its next fork will not copy as they are.
 pub fn not_inherited(pid: i32) -> io::Result<NotInherited> {
     let smaps = read(pid)?;
     Ok(NotInherited { wiped: parse(&smaps, "wf"), left_out: parse(&smaps, "dc") })

@@ -123,7 +123,7 @@ pub struct Uffd(Arc<Handed>);
 pub struct WeakUffd(Weak<Handed>);
 
 impl Uffd {
-    /// Whose it is. That of a forked child is its parent's user's.
+    /// Returns the user for whom it is closed. A forked child's userfaultfd has the user of its parent's.
     pub fn user(&self) -> User {
         self.0.user()
     }
