@@ -3,49 +3,23 @@
  * SIGSEGV, and soon. What libc's function has installed is there afterwards. */
 #define _GNU_SOURCE
 #include "check.h"
-#include <errno.h>
 #include <pthread.h>
-#include <setjmp.h>
-#include <signal.h>
-#include <sys/mman.h>
-#include <sys/syscall.h>
 
 #define PAGES 64
 #define AREA 4
-#define GUARD_INSTALL 102
-#define GUARD_REMOVE 103
 
 static char *area;
 static pthread_barrier_t barrier;
 static volatile int over;
-static __thread sigjmp_buf back;
-
-static void on_fault(int number)
-{
-	siglongjmp(back, number);
-}
 
 /* Whether there is a guard; else the page has to be right. */
-static int is_guarded(char *page, uint64_t key)
+static int is_guarded_or_right(char *page, uint64_t key)
 {
-	if (sigsetjmp(back, 1))
+	if (sigsetjmp(after_fault, 1))
 		return 1;
 	if (page_check(page, 0) >= 0)
 		pages_expect(page, 1, key, "read while guards are installed");
 	return 0;
-}
-
-static void advise(int raw, char *at, size_t pages, int advice)
-{
-	long result;
-
-	if (raw)
-		__asm__ volatile("syscall" : "=a"(result) : "a"(SYS_madvise), "D"(at), "S"(pages * PAGE), "d"((long)advice)
-				 : "rcx", "r11", "memory");
-	else
-		result = madvise(at, pages * PAGE, advice);
-	if (result)
-		die("madvise");
 }
 
 static void *reader(void *unused)
@@ -54,7 +28,7 @@ static void *reader(void *unused)
 		pthread_barrier_wait(&barrier);
 		if (over)
 			return unused;
-		is_guarded(area, base);
+		is_guarded_or_right(area, base);
 		pthread_barrier_wait(&barrier);
 	}
 }
@@ -65,35 +39,35 @@ int main(int argc, char **argv)
 	pthread_t thread;
 
 	area = mmap(NULL, PAGES * PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-	if (area == MAP_FAILED || signal(SIGSEGV, on_fault) == SIG_ERR)
+	if (area == MAP_FAILED)
 		die("area");
+	catch_faults();
 	area = (char *)(((uintptr_t)area + AREA * PAGE - 1) & ~(AREA * PAGE - 1));
-	if (madvise(area, PAGE, GUARD_INSTALL) && errno == EINVAL) {
+	if (!has_guards(area)) {
 		printf("guards stand against readers\n");
 		return 0;
 	}
-	advise(0, area, 1, GUARD_REMOVE);
 	pthread_barrier_init(&barrier, NULL, 2);
 	if (pthread_create(&thread, NULL, reader, NULL))
 		die("thread");
 	for (uint64_t base = 1; microseconds() < end; base += PAGES, rounds++) {
 		size_t pages = rounds % 2 ? AREA : 1;
 		int raw = rounds / 2 % 2;
+		void (*advise)(char *, size_t, int) = raw ? pages_advise_raw : pages_advise;
 
 		pages_fill(area, AREA, base);
-		if (madvise(area, AREA * PAGE, MADV_PAGEOUT))
-			die("madvise");
+		pages_advise(area, AREA, MADV_PAGEOUT);
 		pthread_barrier_wait(&barrier);
 		for (uint64_t from = microseconds(), wait = mix(rounds) % 40; microseconds() < from + wait;)
 			;
-		advise(raw, area, pages, GUARD_INSTALL);
+		advise(area, pages, GUARD_INSTALL);
 		pthread_barrier_wait(&barrier);
 		for (size_t i = 0; !raw && i < pages; i++)
-			if (!is_guarded(area + i * PAGE, base + i)) {
+			if (!is_guarded_or_right(area + i * PAGE, base + i)) {
 				printf("guard %zu of %zu is gone\n", i, pages);
 				return 1;
 			}
-		advise(raw, area, pages, GUARD_REMOVE);
+		advise(area, pages, GUARD_REMOVE);
 	}
 	over = 1;
 	pthread_barrier_wait(&barrier);

@@ -2,43 +2,10 @@
  * next to memory that is walked through. What was under a guard is gone for good, and nothing takes a guard away but its removal. */
 #define _GNU_SOURCE
 #include "check.h"
-#include <errno.h>
-#include <setjmp.h>
-#include <signal.h>
-#include <sys/mman.h>
-#include <sys/syscall.h>
 #include <sys/uio.h>
 
 #define PAGES 512
 #define LEN (PAGES * PAGE)
-#define GUARD_INSTALL 102
-#define GUARD_REMOVE 103
-
-static sigjmp_buf back;
-
-static void on_fault(int number)
-{
-	siglongjmp(back, number);
-}
-
-static int is_guarded(char *page)
-{
-	if (sigsetjmp(back, 1))
-		return 1;
-	(void)*(volatile char *)page;
-	return 0;
-}
-
-static void advise_raw(char *at, size_t pages, int advice)
-{
-	long result;
-
-	__asm__ volatile("syscall" : "=a"(result) : "a"(SYS_madvise), "D"(at), "S"(pages * PAGE), "d"((long)advice)
-			 : "rcx", "r11", "memory");
-	if (result)
-		die("madvise");
-}
-
 /* By process_madvise on this process itself. */
 static void advise_self(char *at, size_t pages, int advice)
 {
@@ -48,12 +15,6 @@ static void advise_self(char *at, size_t pages, int advice)
 	if (self < 0 || process_madvise(self, &range, 1, advice, 0) != (ssize_t)range.iov_len)
 		die("process_madvise");
 	close(self);
-}
-
-static void advise(char *at, size_t pages, int advice)
-{
-	if (madvise(at, pages * PAGE, advice))
-		die("madvise");
 }
 
 static void expect_zeros(char *at, size_t pages, const char *when)
@@ -78,7 +39,7 @@ static void expect_guards(char *area, const char *when)
 static void remove_at_once(char *area, uint64_t base, void advise_guards(char *, size_t, int))
 {
 	pages_fill(area, PAGES, base);
-	advise(area, PAGES, MADV_PAGEOUT);
+	pages_advise(area, PAGES, MADV_PAGEOUT);
 	advise_guards(area + 100 * PAGE, 100, GUARD_INSTALL);
 	advise_guards(area + 100 * PAGE, 100, GUARD_REMOVE);
 	expect_zeros(area + 100 * PAGE, 100, "by libc's functions");
@@ -105,7 +66,7 @@ static int process_madvise_whole(char *at, size_t pages, int advice)
 static void remove_around_a_hole(char *area, uint64_t base, int advise_guards(char *, size_t, int))
 {
 	pages_fill(area, PAGES, base);
-	advise(area, PAGES, MADV_PAGEOUT);
+	pages_advise(area, PAGES, MADV_PAGEOUT);
 	if (munmap(area + 160 * PAGE, PAGE))
 		die("munmap");
 	if (!advise_guards(area + 100 * PAGE, 100, GUARD_INSTALL)) {
@@ -125,10 +86,10 @@ static void remove_around_a_hole(char *area, uint64_t base, int advise_guards(ch
 static void remove_later(char *area, uint64_t base)
 {
 	pages_fill(area, PAGES, base);
-	advise(area, PAGES, MADV_PAGEOUT);
-	advise_raw(area + 100 * PAGE, 100, GUARD_INSTALL);
-	advise(area, PAGES, MADV_PAGEOUT);
-	advise_raw(area + 100 * PAGE, 100, GUARD_REMOVE);
+	pages_advise(area, PAGES, MADV_PAGEOUT);
+	pages_advise_raw(area + 100 * PAGE, 100, GUARD_INSTALL);
+	pages_advise(area, PAGES, MADV_PAGEOUT);
+	pages_advise_raw(area + 100 * PAGE, 100, GUARD_REMOVE);
 	expect_zeros(area + 100 * PAGE, 100, "by raw calls");
 	pages_expect(area, 100, base, "before the raw guards");
 	pages_expect(area + 200 * PAGE, PAGES - 200, base + 200, "behind the raw guards");
@@ -138,7 +99,7 @@ static void walk_fresh(char *area)
 {
 	area = map_at(area, LEN);
 	for (size_t i = 7; i < PAGES; i += 16)
-		advise_raw(area + i * PAGE, 1, GUARD_INSTALL);
+		pages_advise_raw(area + i * PAGE, 1, GUARD_INSTALL);
 	for (size_t i = 0; i < PAGES; i++)
 		if (i % 16 != 7)
 			area[i * PAGE] = 1;
@@ -149,15 +110,15 @@ static void walk_stored(char *area, uint64_t base)
 {
 	area = map_at(area, LEN);
 	pages_fill(area, PAGES, base);
-	advise(area, PAGES, MADV_PAGEOUT);
+	pages_advise(area, PAGES, MADV_PAGEOUT);
 	for (size_t i = 7; i < PAGES; i += 16)
-		advise_raw(area + i * PAGE, 1, GUARD_INSTALL);
+		pages_advise_raw(area + i * PAGE, 1, GUARD_INSTALL);
 	for (size_t i = 0; i < PAGES; i++)
 		if (i % 16 != 7)
 			pages_expect(area + i * PAGE, 1, base + i, "between guards");
 	expect_guards(area, "after a walk through stored memory");
 	for (size_t i = 7; i < PAGES; i += 16)
-		advise_raw(area + i * PAGE, 1, GUARD_REMOVE);
+		pages_advise_raw(area + i * PAGE, 1, GUARD_REMOVE);
 	for (size_t i = 7; i < PAGES; i += 16)
 		expect_zeros(area + i * PAGE, 1, "between what was walked through");
 }
@@ -169,15 +130,14 @@ int main(int argc, char **argv)
 
 	if (room == MAP_FAILED)
 		die("mmap");
-	if (signal(SIGSEGV, on_fault) == SIG_ERR)
-		die("signal");
+	catch_faults();
 	char *area = map_at(room + LEN, LEN);
-	if (madvise(area, PAGE, GUARD_INSTALL) && errno == EINVAL) {
+	if (!has_guards(area)) {
 		printf("guards stay and what was under them is gone\n");
 		return 0;
 	}
 	for (uint64_t base = 1; microseconds() < end; base += PAGES) {
-		remove_at_once(map_at(area, LEN), base, advise);
+		remove_at_once(map_at(area, LEN), base, pages_advise);
 		remove_at_once(map_at(area, LEN), base, advise_self);
 		remove_around_a_hole(map_at(area, LEN), base, madvise_whole);
 		remove_around_a_hole(map_at(area, LEN), base, process_madvise_whole);
