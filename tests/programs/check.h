@@ -164,6 +164,15 @@ __attribute__((unused)) static size_t pages_absent(const char *at, size_t pages)
 	return absent;
 }
 
+/* Fails unless one of these pages at least is out: else the case that the test is about does not occur. */
+__attribute__((unused)) static void pages_expect_out(const char *at, size_t pages, const char *when)
+{
+	if (!pages_absent(at, pages)) {
+		fprintf(stderr, "of %zu pages none is out %s\n", pages, when);
+		_exit(1);
+	}
+}
+
 #define GUARD_INSTALL 102
 #define GUARD_REMOVE 103
 

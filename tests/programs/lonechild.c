@@ -1,5 +1,6 @@
 /* lonechild filter|bare dontfork|guards|removed|refused|wiped: a forked child that has no worker, as its program has installed a filter of system
- * calls, or as it was made by the instruction itself. It finds of its parent's evicted memory what it finds without uzswap. */
+ * calls, or as it was made by the instruction itself. It finds of its parent's evicted memory what it finds without uzswap. Pages are out
+ * when it is forked, and where it changes its mappings. */
 #define _GNU_SOURCE
 #include "check.h"
 #include <linux/filter.h>
@@ -41,6 +42,7 @@ static void collect(int child, const char *what)
 static void as_child(char *area, const char *what)
 {
 	if (!strcmp(what, "dontfork")) {
+		pages_expect_out(area, PAGES / 2, "in the child");
 		/* The second half was left out, and comes anew. Growth is not announced: had it grown before the manager has looked at the
 		 * new child, it would pass for inherited (docs/decisions/0010-changes-without-an-event.md). */
 		usleep(20000);
@@ -49,8 +51,10 @@ static void as_child(char *area, const char *what)
 		for (size_t i = PAGES / 2; i < PAGES; i++)
 			pages_expect(area + i * PAGE, 1, 0, "that grew");
 	} else if (!strcmp(what, "guards")) {
-		for (size_t i = 4; i < PAGES; i += 16)
+		for (size_t i = 4; i < PAGES; i += 16) {
+			pages_expect_out(area + (i + 1) * PAGE, 3, "where guards come");
 			pages_advise(area + (i + 1) * PAGE, 3, GUARD_INSTALL);
+		}
 		for (size_t i = 0; i < PAGES; i++)
 			if (i % 16 < 5 || i % 16 > 7)
 				pages_expect(area + i * PAGE, 1, 1 + i, "between guards");
@@ -58,6 +62,7 @@ static void as_child(char *area, const char *what)
 			if (!is_guarded(area + (i + 1) * PAGE) || !is_guarded(area + (i + 3) * PAGE))
 				die("a guard is gone");
 	} else if (!strcmp(what, "removed")) {
+		pages_expect_out(area + 64 * PAGE, 64, "where guards come");
 		pages_advise(area + 64 * PAGE, 64, GUARD_INSTALL);
 		pages_advise(area + 64 * PAGE, 64, GUARD_REMOVE);
 		for (size_t i = 64; i < 128; i++)
@@ -67,6 +72,7 @@ static void as_child(char *area, const char *what)
 		pages_expect(area, 1, 1, "that is looked at first");
 		if (setrlimit(RLIMIT_AS, &limit))
 			die("setrlimit");
+		pages_expect_out(area + LEN / 2, PAGES / 2, "when mmap is refused");
 		if (mmap(area + LEN / 2, 4096 * LEN, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0)
 		    != MAP_FAILED)
 			die("it is not refused");
@@ -74,6 +80,7 @@ static void as_child(char *area, const char *what)
 	} else if (!strcmp(what, "wiped")) {
 		pages_expect(area, 1, 1, "that is looked at first");
 		pages_advise(area + LEN / 2, PAGES / 2, MADV_WIPEONFORK);
+		pages_expect_out(area + LEN / 2, PAGES / 2, "where it is wiped");
 		int child = fork();
 		if (!child) {
 			for (size_t i = PAGES / 2; i < PAGES; i++)
@@ -102,7 +109,7 @@ int main(int argc, char **argv)
 		munmap(room + LEN, LEN);
 		if (!strcmp(what, "refused"))
 			munmap(room + LEN, 7 * LEN);
-		if (!strcmp(what, "guards") && !has_guards(area))
+		if ((!strcmp(what, "guards") || !strcmp(what, "removed")) && !has_guards(area))
 			break;
 		area = map_at(room, LEN);
 		pages_fill(area, PAGES, 1);
@@ -111,6 +118,8 @@ int main(int argc, char **argv)
 		pages_advise(area, PAGES, MADV_PAGEOUT);
 		if (!strcmp(how, "filter"))
 			filter();
+		pages_expect_out(area, PAGES / 2, "in the parent");
+		pages_expect_out(area + LEN / 2, PAGES / 2, "in the parent's second half");
 		int child = !strcmp(how, "bare") ? bare_fork() : fork();
 		if (!child)
 			as_child(area, what);
