@@ -33,7 +33,7 @@ def guard_pages(context: Context, test):
 @test("guards-and-faults", 60, needs_uzswap=False, beside=True)
 def guards_over_wanted_pages(context: Context, test):
     """Guards are put over pages that a thread waits for just then: it gets the page or SIGSEGV, and the job goes on."""
-    yield run_program(context, test, "guardfault", "guards stand against readers", context.size(5, 30), limit="16M")
+    yield run_program(context, test, "guardfault", "guards stand against readers", context.size(5, 30), 1 if context.uzswap else 0, limit="16M")
 
 
 @test("discards", 60, beside=True)
