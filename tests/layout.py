@@ -1,8 +1,13 @@
 """Changes of a program's mappings of which the kernel sends no event."""
 from __future__ import annotations
 
+import re
 import subprocess
+import time
 
+import harness
+from behaviour import check, unless, wait_until
+from control import Manager
 from suite import PROGRAMS, Context, Result, complaint, test
 
 
@@ -28,7 +33,7 @@ def guard_pages(context: Context, test):
 @test("guards-and-faults", 60, needs_uzswap=False, beside=True)
 def guards_over_wanted_pages(context: Context, test):
     """Guards are put over pages that a thread waits for just then: it gets the page or SIGSEGV, and the job goes on."""
-    yield run_program(context, test, "guardfault", "guards stand against readers", context.size(5, 30), limit="16M")
+    yield run_program(context, test, "guardfault", "guards stand against readers", context.size(5, 30), 1 if context.uzswap else 0, limit="16M")
 
 
 @test("discards", 60, beside=True)
@@ -59,10 +64,23 @@ def freed_lazily(context: Context, test):
 @test("fork-full", 60, beside=True)
 def forks_without_room(context: Context, test):
     """Forks while neither pool nor swap file has room for what is being moved out of memory that children do not inherit."""
-    argv = [context.program("forkfull"), 60, context.size(5, 30)]
-    outcome = context.run(argv, "--memory-max", "64M", "--swap-size", "8M", "--quiet", timeout=test.seconds)
-    right = (outcome.status, outcome.stdout) == (0, "every fork came to its end\n")
-    yield Result("fork-full", right, "" if right else complaint(outcome))
+    manager, seconds = Manager(context), context.size(5, 30)
+    # What is above memory.high is to go, always, and pool and swap file cannot take it: 60 MiB of random bytes.
+    job = context.start([context.program("forkfull"), 60, seconds], "--memory-max", "96M", "--memory-high", "40M", "--max-pool", "8M",
+                        "--swap-size", "8M", "--quiet", "--control", manager.socket)
+    begun = wait_until(lambda: harness.read(job.files[0]) == b"forking\n", 20)
+    # How often neither has had room: before each part of the time in which it forks, and after the last.
+    refusals = []
+    while begun and len(refusals) < 5 and (found := re.search(r"^fail (\d+)$", manager.get("cgroup/memory.swap.events"), re.M)):
+        refusals.append(int(found[1]))
+        time.sleep(seconds / 8)
+    forks_still = harness.read(job.files[0]) == b"forking\n"
+    outcome = job.end_within(test.seconds)
+    said = re.fullmatch(r"forking\n(\d+) forks\nevery fork came to its end\n", outcome.stdout)
+    full = len(refusals) == 5 and forks_still and all(before < after for before, after in zip(refusals, refusals[1:]))
+    yield check("fork-full", unless(outcome.status == 0 and said, complaint(outcome)), unless(not said or int(said[1]) >= 10, f"too few forks: {outcome.stdout}"),
+                unless(full or not said, f"there was room while it forked: fail of memory.swap.events was {refusals}"),
+                unless(job.gone_within(5), "processes were left"))
 
 
 @test("refused", 60, needs_uzswap=False, beside=True)

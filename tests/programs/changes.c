@@ -378,9 +378,9 @@ static void guards_by_syscall(size_t first)
 {
 	refill(first);
 	madvise(at(first), LEN, MADV_PAGEOUT);
-	if (syscall(SYS_madvise, at(first), LEN, 102) && errno == EINVAL)
+	if (syscall(SYS_madvise, at(first), LEN, GUARD_INSTALL) && errno == EINVAL)
 		return;
-	if (syscall(SYS_madvise, at(first), LEN, 103))
+	if (syscall(SYS_madvise, at(first), LEN, GUARD_REMOVE))
 		die("MADV_GUARD_REMOVE");
 	zeros(at(first), "where guards came and went");
 }

@@ -3,11 +3,16 @@
 #ifndef CHECK_H
 #define CHECK_H
 
+#include <errno.h>
+#include <fcntl.h>
+#include <setjmp.h>
+#include <signal.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -111,6 +116,99 @@ __attribute__((unused)) static char *map_at(char *address, size_t len)
 	if (got != address)
 		die("mmap");
 	return got;
+}
+
+/* madvise by the instruction itself, which the agent does not see; the kernel's result, a negative errno if it is an error. */
+__attribute__((unused)) static long madvise_raw(void *at, size_t len, int advice)
+{
+	long result;
+
+	__asm__ volatile("syscall" : "=a"(result) : "a"(SYS_madvise), "D"(at), "S"(len), "d"((long)advice) : "rcx", "r11", "memory");
+	return result;
+}
+
+__attribute__((unused)) static void pages_advise_raw(char *at, size_t pages, int advice)
+{
+	long result = madvise_raw(at, pages * PAGE, advice);
+
+	if (result) {
+		errno = -result;
+		die("raw madvise");
+	}
+}
+
+__attribute__((unused)) static void pages_advise(char *at, size_t pages, int advice)
+{
+	if (madvise(at, pages * PAGE, advice))
+		die("madvise");
+}
+
+/* How many of these pages of the calling process are not there: moved out, discarded or never touched. Guards are there. */
+__attribute__((unused)) static size_t pages_absent(const char *at, size_t pages)
+{
+	/* Opened each time: a forked child would go on looking at its parent. */
+	int pagemap = open("/proc/self/pagemap", O_RDONLY | O_CLOEXEC);
+	size_t absent = 0;
+
+	for (size_t done = 0; done < pages;) {
+		uint64_t words[512];
+		size_t some = pages - done < 512 ? pages - done : 512;
+
+		if (pread(pagemap, words, some * 8, ((uintptr_t)at / PAGE + done) * 8) != (ssize_t)some * 8)
+			die("pagemap");
+		for (size_t i = 0; i < some; i++)
+			absent += !(words[i] >> 62);
+		done += some;
+	}
+	close(pagemap);
+	return absent;
+}
+
+/* Fails unless one of these pages at least is out: else the case that the test is about does not occur. */
+__attribute__((unused)) static void pages_expect_out(const char *at, size_t pages, const char *when)
+{
+	if (!pages_absent(at, pages)) {
+		fprintf(stderr, "of %zu pages none is out %s\n", pages, when);
+		_exit(1);
+	}
+}
+
+#define GUARD_INSTALL 102
+#define GUARD_REMOVE 103
+
+/* Whether the kernel has guards (Linux 6.13). `page` is discarded. */
+__attribute__((unused)) static int has_guards(char *page)
+{
+	if (!madvise(page, PAGE, GUARD_INSTALL)) {
+		pages_advise(page, 1, GUARD_REMOVE);
+		return 1;
+	}
+	if (errno != EINVAL)
+		die("MADV_GUARD_INSTALL");
+	fprintf(stderr, "this kernel has no guards\n");
+	return 0;
+}
+
+/* Where a thread goes on that touches what it may not, once catch_faults() was called. */
+static __thread sigjmp_buf after_fault __attribute__((unused));
+
+__attribute__((unused)) static void on_fault(int number)
+{
+	siglongjmp(after_fault, number);
+}
+
+__attribute__((unused)) static void catch_faults(void)
+{
+	if (signal(SIGSEGV, on_fault) == SIG_ERR)
+		die("signal");
+}
+
+__attribute__((unused)) static int is_guarded(const char *page)
+{
+	if (sigsetjmp(after_fault, 1))
+		return 1;
+	(void)*(const volatile char *)page;
+	return 0;
 }
 
 __attribute__((unused)) static uint64_t microseconds(void)

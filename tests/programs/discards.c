@@ -1,5 +1,5 @@
-/* discards discard|move SECONDS: a thread fills an area and discards it, another discards its last page or moves it away, and a third has it
- * all paged out meanwhile. What was discarded stays so. */
+/* discards discard|move SECONDS: a thread fills an area and discards it, another fills and discards its last page or moves it away, and a third has
+ * it all paged out meanwhile. What was discarded stays so. Pages have to be out in some rounds when they are discarded. */
 #define _GNU_SOURCE
 #include "check.h"
 #include <pthread.h>
@@ -12,8 +12,13 @@ static volatile int over;
 
 static void *discard_end(void *unused)
 {
-	while (!over)
-		madvise(last, PAGE, MADV_DONTNEED);
+	while (!over) {
+		*(volatile uint64_t *)last = 1;
+		if (madvise(last, PAGE, MADV_DONTNEED))
+			die("madvise");
+		/* Without a pause there is one round in a second. */
+		usleep(100);
+	}
 	return unused;
 }
 
@@ -21,6 +26,7 @@ static void *discard_end(void *unused)
 static void *move_end(void *unused)
 {
 	while (!over) {
+		*(volatile uint64_t *)last = 1;
 		char *elsewhere = mremap(last, PAGE, PAGE, MREMAP_MAYMOVE | MREMAP_DONTUNMAP);
 		if (elsewhere == MAP_FAILED)
 			die("mremap");
@@ -37,11 +43,21 @@ static void *page_out(void *unused)
 	return unused;
 }
 
+/* How many rounds there were, in how many pages were out when they were discarded, and how many pages. */
+static size_t rounds, rounds_out, pages_out;
+
 static void *work(void *unused)
 {
 	for (uint64_t round = 1; !over; round++) {
+		/* Where discards overlap, nothing is moved out for seconds after them, until it is mapped anew. */
+		if (round % 4 == 0)
+			map_at(area, PAGES * PAGE);
 		for (size_t i = 0; i < PAGES - 1; i++)
 			*(volatile uint64_t *)(area + i * PAGE) = round;
+		size_t absent = pages_absent(area, PAGES - 1);
+		rounds++;
+		rounds_out += absent > 0;
+		pages_out += absent;
 		if (madvise(area, PAGES * PAGE, MADV_DONTNEED))
 			die("madvise");
 		for (size_t i = 0; i < PAGES - 1; i++)
@@ -70,6 +86,11 @@ int main(int argc, char **argv)
 	over = 1;
 	for (int i = 0; i < 3; i++)
 		pthread_join(threads[i], NULL);
+	fprintf(stderr, "in %zu of %zu rounds %zu pages were out\n", rounds_out, rounds, pages_out);
+	if (!rounds_out) {
+		printf("no page was out when it was discarded\n");
+		return 1;
+	}
 	printf("what was discarded stayed so\n");
 	return 0;
 }

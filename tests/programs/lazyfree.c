@@ -2,21 +2,11 @@
  * a limit of 96 MiB out of the staging area. It reads as it was or as zeros, and the program goes on, also through forks. */
 #define _GNU_SOURCE
 #include "check.h"
-#include <fcntl.h>
-#include <sys/mman.h>
-#include <sys/syscall.h>
 #include <sys/wait.h>
 
 #define PAGES 4096
 #define MORE 30720
 #define NEAR 17000
-
-static void advise_raw(char *at, size_t len, int advice)
-{
-	long result;
-
-	__asm__ volatile("syscall" : "=a"(result) : "a"(SYS_madvise), "D"(at), "S"(len), "d"((long)advice) : "rcx", "r11", "memory");
-}
 
 /* The kernel is to take what it may take, in all of this process but for what was given. */
 static void press(char *given)
@@ -28,21 +18,8 @@ static void press(char *given)
 	while (maps && fgets(line, sizeof line, maps))
 		if (sscanf(line, "%lx-%lx rw-p 00000000 00:00 0", &start, &end) == 2
 		    && (end <= (unsigned long)given || start >= (unsigned long)given + PAGES * PAGE))
-			advise_raw((char *)start, end - start, MADV_PAGEOUT);
+			madvise_raw((char *)start, end - start, MADV_PAGEOUT);
 	fclose(maps);
-}
-
-/* Whether a page of what was given is not there. */
-static int is_absent(char *page)
-{
-	static int pagemap = -1;
-	uint64_t word = 0;
-
-	if (pagemap < 0)
-		pagemap = open("/proc/self/pagemap", O_RDONLY);
-	if (pread(pagemap, &word, sizeof word, (uintptr_t)page / PAGE * sizeof word) != sizeof word)
-		die("pagemap");
-	return !(word >> 62);
 }
 
 static size_t check_given(char *given, size_t from, size_t to)
@@ -67,10 +44,10 @@ int main(int argc, char **argv)
 	if (free == MAP_FAILED || more == MAP_FAILED)
 		die("mmap");
 	pages_fill(free, PAGES, 1);
-	advise_raw(free, PAGES * PAGE, MADV_FREE);
+	pages_advise_raw(free, PAGES, MADV_FREE);
 	for (size_t i = 0; i < MORE; i++) {
 		page_fill(more + i * PAGE, 1000000 + i);
-		if (i < NEAR || next == PAGES || !is_absent(free + next * PAGE))
+		if (i < NEAR || next == PAGES || !pages_absent(free + next * PAGE, 1))
 			continue;
 		press(free);
 		if (!forks) {

@@ -200,7 +200,10 @@ fn those_who_stall_are_dropped_and_nobody_waits_for_them() {
     let mut deaf = connect(&socket);
     deaf.set_nonblocking(true).unwrap();
     let list = request(Verb::List, "cgroup", "").repeat(100);
-    while deaf.write(&list).is_ok() {}
+    let start = Instant::now();
+    while deaf.write(&list).is_ok() {
+        assert!(start.elapsed() < Duration::from_secs(20), "the door reads on from a client that takes no answers");
+    }
     let start = Instant::now();
     assert!(still_serves(&socket));
     assert!(start.elapsed() < PATIENCE / 2, "somebody waited: {:?}", start.elapsed());
@@ -243,7 +246,9 @@ fn the_end_waits_for_what_takes_long_and_not_for_ever() {
     let mut long = connect(&place.socket());
     let mut begin = || {
         long.write_all(&request(Verb::Write, "cgroup/memory.reclaim", "4096")).unwrap();
+        let start = Instant::now();
         while *door.long.lock() == 0 {
+            assert!(start.elapsed() < Duration::from_secs(20), "the door has not begun what takes long");
             thread::yield_now();
         }
         Instant::now()

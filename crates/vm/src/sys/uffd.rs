@@ -431,7 +431,9 @@ mod tests {
             assert!(uffd.read_waiting(&mut messages).unwrap() && messages.is_empty());
         });
         let id = heard.recv().unwrap();
+        let start = Instant::now();
         while !reader.is_finished() {
+            assert!(start.elapsed() < Duration::from_secs(20), "no signal ends the read");
             thread::interrupt(id);
             std::thread::sleep(Duration::from_millis(1));
         }
