@@ -258,6 +258,9 @@ pub(crate) fn of(events: &[Event], places: &[usize]) -> Vec<Event> {
     places.iter().map(|&place| events[place]).collect()
 }
 
+/// Parts that are told apart at most: a mapping that is moved next to itself again and again has twice as many each time.
+pub(crate) const MOST_PARTS: usize = 1 << 16;
+
 /// The first address of each part of what `events` change that, as far as is known, is registered as a whole or not at all.
 pub(crate) fn parts(registered: &RangeSet, events: &[Event]) -> impl Iterator<Item = u64> {
     let changes = || events.iter().map(|event| event.change).filter(|change| change.vacates().is_some());
@@ -273,6 +276,9 @@ pub(crate) fn parts(registered: &RangeSet, events: &[Event]) -> impl Iterator<It
     let there = remaps.iter().copied();
     let back = remaps.iter().rev().map(|&(from, to, len)| (to, from, len));
     for (from, to, len) in there.chain(back) {
+        if bounds.len() >= MOST_PARTS {
+            break;
+        }
         let moved: Vec<u64> = bounds.range(from..from + len).map(|bound| bound - from + to).collect();
         bounds.extend(moved);
     }
