@@ -178,20 +178,21 @@ impl Pager {
         if state.rests && !fault.insists && needs_memory(state, fault) {
             space.stall(state, &mut fault);
             state.resting.push(fault);
+            // It waits for something else now.
+            state.changing_since = None;
             return;
         }
         match self.answer(space, state, pass, &mut fault) {
             Answer::Done => answered(space, state, fault),
             Answer::Load(pages) => pass.load(space, fault, &pages),
-            Answer::NoRoom if pass.starves => {
-                space.stall(state, &mut fault);
-                state.starved.push_back(fault);
-            }
-            // The first of all who wait.
             Answer::NoRoom => {
-                pass.starves = true;
                 space.stall(state, &mut fault);
-                state.starved.push_front(fault);
+                state.changing_since = None;
+                // The first for whom there is none is the first of all who wait.
+                match std::mem::replace(&mut pass.starves, true) {
+                    true => state.starved.push_back(fault),
+                    false => state.starved.push_front(fault),
+                }
             }
             Answer::Unsettled => {
                 pass.unsettled = true;
