@@ -5,7 +5,8 @@
 //! 1. as long as the process likes: [`MOST`] is read, which is more than the kernel lets a program be started with;
 //! 2. behind a lock that the process holds for as long as it likes, of its own memory: then the read returns only when the reader is killed.
 //!    Many environments are read by a thread of its own ([`carriers`]). If a read takes longer than [`PATIENCE`] another thread goes on
-//!    behind that process, which is passed over until its read has returned; so are all processes of a user with [`MOST_STUCK`] such reads.
+//!    behind that process, which is passed over until its read has returned; so are all processes of a user with [`MOST_STUCK`] such reads,
+//!    and in one search those that are left of a user whose reads have waited for [`MOST_WAITED`].
 //!
 //! A process can end while it is read, and another get its number. So what is found is an identity, proven by a handle that was opened before
 //! the read, on a process that had not ended after it.
@@ -20,7 +21,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
-use uzswap_vm::sys::process::{Identity, PidFd, is_shortage};
+use uzswap_vm::sys::process::{Identity, PidFd, is_shortage, started};
 
 /// Bytes of the longest environment: three quarters of the stack that the kernel counts with, 8 MiB.
 const MOST: u64 = 6 << 20;
@@ -31,8 +32,24 @@ const PATIENCE: Duration = Duration::from_millis(200);
 /// Reads of one user that do not return, before no process of that user is read.
 const MOST_STUCK: usize = 4;
 
-/// Processes whose environments are being read and have not been for long, with their users.
-static STUCK: LazyLock<Mutex<HashMap<i32, Option<u32>>>> = LazyLock::new(Mutex::default);
+/// How long the reads of one user may take in one search that each take longer than [`PROMPT`].
+const MOST_WAITED: Duration = Duration::from_millis(400);
+const PROMPT: Duration = Duration::from_millis(20);
+
+/// Processes whose environments are being read and have not been for long.
+static STUCK: LazyLock<Mutex<HashMap<i32, Stuck>>> = LazyLock::new(Mutex::default);
+
+struct Stuck {
+    /// Another process may get the number.
+    identity: Option<Identity>,
+    user: Option<u32>,
+}
+
+impl Stuck {
+    fn of(pid: i32) -> Stuck {
+        Stuck { identity: Identity::of(pid), user: user_of(pid) }
+    }
+}
 
 /// Returns the environment of a process as it was started, in entries that end with a zero byte each.
 ///
@@ -63,34 +80,70 @@ fn read_from(path: &(impl AsRef<Path> + ?Sized)) -> io::Result<Vec<u8>> {
 pub struct Found {
     /// The processes that carry a value, each with the number of the value.
     pub carriers: Vec<(i32, Identity, usize)>,
-    /// All whose environment was read.
-    pub looked_at: Vec<i32>,
-    /// Whether all were tried, but for those that are passed over.
+    /// All whose environment was read, with when they started.
+    pub looked_at: Vec<(i32, Identity, u64)>,
+    /// Whether all were tried, but for those that are passed over and those of [`left_out`](Found::left_out).
     pub are_all: bool,
     /// The numbers of the values that processes carried which have ended meanwhile: each may have left a child that was not read.
     pub ended: HashSet<usize>,
+    /// The users some of whose processes were left out, since others of theirs took long.
+    pub left_out: HashSet<Option<u32>>,
     /// Whether some could not be tried for want of descriptors, threads or memory.
     pub is_short: bool,
 }
 
 /// Finds those of `pids` whose variable `name` begins with one of `values`, as far as they are found until `end`.
 pub fn carriers(pids: Vec<i32>, name: &str, values: &[Vec<u8>], end: Instant) -> Found {
-    let left = Arc::new(Mutex::new(pids));
+    let left = Arc::new(Mutex::new(Left { pids, ..Left::default() }));
     let wanted = Arc::new(Wanted { name: format!("{name}=").into_bytes(), values: values.to_vec() });
     let mut found = Found { are_all: true, ..Found::default() };
-    while !left.lock().is_empty() {
+    while !left.lock().pids.is_empty() {
         if Instant::now() > end {
             return Found { are_all: false, ..found };
         }
         let (said, heard) = mpsc::channel();
-        let (pids, wanted) = (left.clone(), wanted.clone());
+        let (left, wanted) = (left.clone(), wanted.clone());
         // Without a thread some environment may take for ever.
-        if thread::Builder::new().name("environ".to_owned()).spawn(move || read(&pids, &wanted, &said, end)).is_err() {
+        if thread::Builder::new().name("environ".to_owned()).spawn(move || read(&left, &wanted, &said, end)).is_err() {
             return Found { are_all: false, is_short: true, ..found };
         }
         follow(&heard, &mut found);
     }
+    found.left_out = std::mem::take(&mut left.lock().left_out);
     found
+}
+
+/// What is left of a search.
+#[derive(Default)]
+struct Left {
+    pids: Vec<i32>,
+    /// For how long those were waited for whose reads were not prompt, by user.
+    waited: HashMap<Option<u32>, Duration>,
+    left_out: HashSet<Option<u32>>,
+}
+
+impl Left {
+    /// Takes a process that is to be read.
+    fn take(&mut self) -> Option<i32> {
+        while let Some(pid) = self.pids.pop() {
+            if is_passed_over(pid) {
+                continue;
+            }
+            let user = if self.waited.is_empty() { None } else { user_of(pid) };
+            if self.waited.get(&user).is_none_or(|waited| *waited < MOST_WAITED) {
+                return Some(pid);
+            }
+            self.left_out.insert(user);
+        }
+        None
+    }
+
+    /// Notes that reading a process took so long.
+    fn note(&mut self, pid: i32, took: Duration) {
+        if took > PROMPT {
+            *self.waited.entry(user_of(pid)).or_default() += took;
+        }
+    }
 }
 
 /// What is looked for in an environment.
@@ -127,11 +180,9 @@ enum Said {
 
 /// What came of reading an environment.
 enum Outcome {
-    /// It has none of the values.
-    Other,
-    /// A process of this identity has these values.
-    Carries(Identity, Vec<usize>),
-    /// A process that had these values has ended.
+    /// A process of this identity, which started then, has these values; or none of them.
+    Carries(Identity, u64, Vec<usize>),
+    /// A process that had these values, or none of them, has ended.
     Ended(Vec<usize>),
     /// There is none, or it may not be looked at.
     Failed,
@@ -139,14 +190,11 @@ enum Outcome {
     Short,
 }
 
-/// Takes `pids` and reads their environments, one after the other, until one takes long, or the end.
-fn read(pids: &Mutex<Vec<i32>>, wanted: &Wanted, said: &Sender<Said>, end: Instant) {
+/// Reads the environments of those that are left, one after the other, until one takes long, or the end.
+fn read(left: &Mutex<Left>, wanted: &Wanted, said: &Sender<Said>, end: Instant) {
     let mut takes_long = false;
     while !takes_long {
-        let Some(pid) = pids.lock().pop() else { return };
-        if is_passed_over(pid) {
-            continue;
-        }
+        let Some(pid) = left.lock().take() else { return };
         let start = Instant::now();
         let _ = said.send(Said::Begins(pid));
         let has = values_of(pid, wanted)
@@ -154,6 +202,7 @@ fn read(pids: &Mutex<Vec<i32>>, wanted: &Wanted, said: &Sender<Said>, end: Insta
         // If nothing listens any more, `pid` is noted as stuck.
         let _ = said.send(Said::Has(pid, has));
         STUCK.lock().remove(&pid);
+        left.lock().note(pid, start.elapsed());
         takes_long = start.elapsed() > PATIENCE / 2 || Instant::now() > end;
     }
 }
@@ -162,12 +211,10 @@ fn read(pids: &Mutex<Vec<i32>>, wanted: &Wanted, said: &Sender<Said>, end: Insta
 fn values_of(pid: i32, wanted: &Wanted) -> io::Result<Outcome> {
     let process = PidFd::open(pid)?;
     let values = wanted.found_in(&of(pid)?);
-    if values.is_empty() {
-        return Ok(Outcome::Other);
-    }
+    let started = started(pid).unwrap_or(u64::MAX);
     // If the process has ended by now, what was read may be another's, and the other way round.
     Ok(match process.identity() {
-        Some(identity) => Outcome::Carries(identity, values),
+        Some(identity) => Outcome::Carries(identity, started, values),
         None => Outcome::Ended(values),
     })
 }
@@ -179,7 +226,7 @@ fn follow(heard: &Receiver<Said>, found: &mut Found) {
         let said = match heard.recv_timeout(PATIENCE) {
             Err(RecvTimeoutError::Timeout) => {
                 let Some(pid) = reading else { continue };
-                STUCK.lock().insert(pid, user_of(pid));
+                STUCK.lock().insert(pid, Stuck::of(pid));
                 match heard.try_recv() {
                     // It was done with it just now.
                     Ok(said) => {
@@ -197,9 +244,8 @@ fn follow(heard: &Receiver<Said>, found: &mut Found) {
             Said::Has(pid, has) => {
                 reading = None;
                 match has {
-                    Outcome::Other => found.looked_at.push(pid),
-                    Outcome::Carries(identity, values) => {
-                        found.looked_at.push(pid);
+                    Outcome::Carries(identity, started, values) => {
+                        found.looked_at.push((pid, identity, started));
                         found.carriers.extend(values.into_iter().map(|number| (pid, identity, number)));
                     }
                     Outcome::Failed => {}
@@ -213,11 +259,13 @@ fn follow(heard: &Receiver<Said>, found: &mut Found) {
 
 fn is_passed_over(pid: i32) -> bool {
     let stuck = STUCK.lock();
-    if stuck.len() < MOST_STUCK {
-        return stuck.contains_key(&pid);
+    if stuck.get(&pid).is_some_and(|stuck| stuck.identity == Identity::of(pid)) {
+        return true;
     }
-    let user = user_of(pid);
-    stuck.contains_key(&pid) || stuck.values().filter(|other| **other == user).count() >= MOST_STUCK
+    stuck.len() >= MOST_STUCK && {
+        let user = user_of(pid);
+        stuck.values().filter(|other| other.user == user).count() >= MOST_STUCK
+    }
 }
 
 /// The real user of a process, whatever it is permitted and whether or not it may be looked at; `None` once it is gone.
@@ -242,24 +290,48 @@ mod tests {
         let (name, value) = entry.split_once('=').expect("it has a value");
         let values = [b"no such value".to_vec(), value.as_bytes().to_vec()];
         let found = carriers(vec![own, 0], name, &values, end);
-        let carriers_found = vec![(own, PidFd::open(own).unwrap().identity().expect("it lives"), 1)];
-        assert_eq!(found, Found { carriers: carriers_found, looked_at: vec![own], are_all: true, ..Found::default() });
+        let identity = Identity::of(own).expect("it lives");
+        let carriers_found = vec![(own, identity, 1)];
+        let looked_at = vec![(own, identity, started(own).expect("it lives"))];
+        assert_eq!(
+            found,
+            Found { carriers: carriers_found, looked_at: looked_at.clone(), are_all: true, ..Found::default() }
+        );
         let found = carriers(vec![own], "no such name", &values, end);
-        assert_eq!(found, Found { carriers: vec![], looked_at: vec![own], are_all: true, ..Found::default() });
+        assert_eq!(found, Found { carriers: vec![], looked_at, are_all: true, ..Found::default() });
         assert_eq!(carriers(vec![own], name, &values, Instant::now() - PATIENCE), Found::default());
+    }
+
+    #[test]
+    fn a_user_whose_reads_wait_is_passed_over_for_the_rest_of_a_search() {
+        let own = std::process::id() as i32;
+        let mut left = Left { pids: vec![own; 4], ..Left::default() };
+        left.note(own, PROMPT);
+        assert_eq!((left.take(), left.waited.len()), (Some(own), 0));
+        left.note(own, MOST_WAITED - PROMPT);
+        assert_eq!(left.take(), Some(own));
+        left.note(own, PROMPT + Duration::from_millis(1));
+        // Those of others are read.
+        left.pids.insert(0, 0);
+        assert_eq!((left.take(), left.take()), (Some(0), None));
+        assert_eq!(left.left_out, HashSet::from([user_of(own)]));
     }
 
     /// What else was searched for is not in doubt.
     #[test]
     fn a_carrier_that_has_ended_leaves_only_its_own_values_in_doubt() {
         let (said, heard) = mpsc::channel();
-        for outcome in [Outcome::Ended(vec![2]), Outcome::Failed, Outcome::Other] {
+        let other = Identity::Inode(7);
+        for outcome in [Outcome::Ended(vec![2]), Outcome::Failed, Outcome::Carries(other, 9, vec![])] {
             said.send(Said::Begins(1)).and_then(|()| said.send(Said::Has(1, outcome))).expect("it is heard");
         }
         drop(said);
         let mut found = Found { are_all: true, ..Found::default() };
         follow(&heard, &mut found);
-        assert_eq!(found, Found { looked_at: vec![1], are_all: true, ended: HashSet::from([2]), ..Found::default() });
+        assert_eq!(
+            found,
+            Found { looked_at: vec![(1, other, 9)], are_all: true, ended: HashSet::from([2]), ..Found::default() }
+        );
     }
 
     #[test]

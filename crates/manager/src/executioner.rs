@@ -23,7 +23,7 @@ use std::{fs, io};
 
 use uzswap_proto::{ENV_JOB, Job};
 use uzswap_vm::sys::job;
-use uzswap_vm::sys::process::{Identity, Kinship, PidFd, field, is_shortage, share_memory, ticks_ago};
+use uzswap_vm::sys::process::{Identity, Kinship, PidFd, field, is_shortage, ticks_ago};
 use uzswap_vm::sys::{memory, thread};
 
 use crate::environment;
@@ -34,6 +34,9 @@ pub const PATIENCE: Duration = Duration::from_secs(10);
 /// How long all processes of the machine may be searched for those of the job, before those that are known by then are killed. Each time it
 /// takes longer, if it must.
 const FIRST_PATIENCE: Duration = Duration::from_millis(300);
+
+/// How long other processes are killed before those that are called workers.
+const WORKERS_LAST: Duration = Duration::from_secs(1);
 
 /// How long to wait between two searches.
 pub const PAUSE: Duration = Duration::from_millis(2);
@@ -74,8 +77,8 @@ pub struct Order {
     is_unclear: bool,
     /// In this search, descriptors or memory were short.
     is_short: bool,
-    /// Processes that do not carry the secret, with when they started.
-    others: HashMap<i32, u64>,
+    /// Processes that do not carry the secret.
+    others: HashMap<i32, Identity>,
     /// Dropped when the job is dead.
     held: Vec<Box<dyn Send>>,
     /// Where it is said how many processes the job had, when it is dead.
@@ -117,7 +120,8 @@ impl Order {
         Order { user: Some(user), ..self }
     }
 
-    /// Sets which processes are programs, each with its worker. Without this, workers are found by a call that a process can hold up.
+    /// Sets which processes are programs, each with its worker. Without this, those count as workers that are called so, as long as others
+    /// live, but not for longer than [`WORKERS_LAST`]: which process has whose memory is told by a call that a process can hold up.
     pub fn with_workers(self, workers: &[(i32, i32)]) -> Order {
         Order { workers: Some(workers.iter().map(|(program, worker)| (*worker, *program)).collect()), ..self }
     }
@@ -180,27 +184,24 @@ impl Order {
             }
         });
         if let Some(front) = self.front {
-            let mut proven = HashMap::new();
+            let mut proven = Members::new();
             for pid in descendants_in(processes, front) {
                 match descendant(pid, front, &proven) {
-                    Ok(Some((identity, started))) => {
-                        proven.insert(pid, started);
-                        members.insert(pid, identity);
-                    }
+                    Ok(Some(identity)) => drop(proven.insert(pid, identity)),
                     Ok(None) => self.is_unclear = true,
                     Err(error) => (self.is_unclear, self.is_short) = (true, self.is_short || is_shortage(&error)),
                 }
             }
+            members.extend(proven);
         }
         members
     }
 
     /// Notes which of the processes that were looked at do not carry the secret, so that they are not looked at again: those that had started
     /// before `old`.
-    fn note_others(&mut self, looked_at: &[i32], members: &Members, processes: &Processes, old: u64) {
-        let others = looked_at.iter().filter(|pid| !members.contains_key(pid));
-        let started = others.filter_map(|pid| Some((*pid, processes.get(pid)?.started)));
-        self.others.extend(started.filter(|(_, started)| *started < old));
+    fn note_others(&mut self, looked_at: &[(i32, Identity, u64)], members: &Members, old: u64) {
+        let others = looked_at.iter().filter(|(pid, _, started)| !members.contains_key(pid) && *started < old);
+        self.others.extend(others.map(|(pid, identity, _)| (*pid, *identity)));
     }
 
     /// Stops `members`, if they are to be stopped first: what is stopped does not see another die.
@@ -212,6 +213,14 @@ impl Order {
                 .into_iter()
                 .filter(|pid| !is_called_worker(*pid))
                 .for_each(|pid| self.signal(pid, members, libc::SIGSTOP));
+        }
+    }
+
+    /// Stops or kills those that are known before the search: it takes as long as other processes make it take.
+    fn begin(&mut self, members: &Members) {
+        match self.manner {
+            Manner::StopFirst => self.stop(members),
+            Manner::AtOnce => drop(self.kill(members)),
         }
     }
 
@@ -240,12 +249,13 @@ impl Order {
     /// Returns those of `members` that are to be killed. A worker is the last to guard its program, should we die in the middle of this. It ends
     /// by itself.
     fn alive(&self, members: &Members) -> Vec<i32> {
-        let shares = |pid: i32, other: i32| !is_called_worker(other) && share_memory(pid, other).unwrap_or(false);
-        let is_worker = |pid: i32| match &self.workers {
-            Some(workers) => workers.get(&pid).is_some_and(|program| members.contains_key(program)),
-            None => is_called_worker(pid) && members.keys().any(|&other| shares(pid, other)),
-        };
-        members.keys().copied().filter(|&pid| !self.spared.contains(&pid) && !is_worker(pid)).collect()
+        let living = members.keys().copied().filter(|pid| !self.spared.contains(pid));
+        if let Some(workers) = &self.workers {
+            let is_worker = |pid: i32| workers.get(&pid).is_some_and(|program| members.contains_key(program));
+            return living.filter(|pid| !is_worker(*pid)).collect();
+        }
+        let (workers, others): (Vec<i32>, Vec<i32>) = living.partition(|pid| is_called_worker(*pid));
+        if others.is_empty() || self.begun.elapsed() > WORKERS_LAST { [others, workers].concat() } else { others }
     }
 }
 
@@ -274,12 +284,12 @@ pub fn pass(orders: &mut Vec<Order>) -> usize {
     orders.iter_mut().for_each(|order| (order.is_unclear, order.is_short) = (false, false));
     let Ok(processes) = processes() else { return 0 };
     let mut members: Vec<Members> = orders.iter_mut().map(|order| order.members(&processes)).collect();
-    orders.iter_mut().zip(&members).for_each(|(order, members)| order.stop(members));
-    let is_known = |pid: i32, started: u64| {
-        members.iter().any(|members| members.contains_key(&pid))
-            || orders.iter().all(|order| order.others.get(&pid) == Some(&started))
+    orders.iter_mut().zip(&members).for_each(|(order, members)| order.begin(members));
+    let is_other = |order: &Order, pid| order.others.get(&pid).is_some_and(|other| Identity::of(pid) == Some(*other));
+    let is_known = |pid| {
+        members.iter().any(|members| members.contains_key(&pid)) || orders.iter().all(|order| is_other(order, pid))
     };
-    let unknown = processes.iter().filter(|(pid, process)| !process.has_ended && !is_known(**pid, process.started));
+    let unknown = processes.iter().filter(|(pid, process)| !process.has_ended && !is_known(**pid));
     let unknown = unknown.map(|(pid, _)| *pid).collect();
     let secrets: Vec<Vec<u8>> = orders.iter().map(|order| order.secret.clone()).collect();
     let patience = orders.iter().map(|order| order.patience).max().unwrap_or_default();
@@ -290,7 +300,7 @@ pub fn pass(orders: &mut Vec<Order>) -> usize {
     }
     for (order, members) in orders.iter_mut().zip(&members) {
         order.stop(members);
-        order.note_others(&found.looked_at, members, &processes, old);
+        order.note_others(&found.looked_at, members, old);
     }
     let mut killed = 0;
     let mut members = members.iter().enumerate();
@@ -298,7 +308,8 @@ pub fn pass(orders: &mut Vec<Order>) -> usize {
         let (number, members) = members.next().expect("one for each");
         let are_gone = order.kill(members);
         order.collect_children(&processes);
-        let are_all = found.are_all && !found.ended.contains(&number) && !order.is_unclear;
+        let has_left_out = order.user.map_or(!found.left_out.is_empty(), |user| found.left_out.contains(&Some(user)));
+        let are_all = found.are_all && !has_left_out && !found.ended.contains(&number) && !order.is_unclear;
         let gives_up = order.begun.elapsed() > PATIENCE && !found.is_short && !order.is_short;
         let is_over = are_gone && are_all || gives_up;
         order.patience = (order.patience * 2).min(MOST_PATIENCE);
@@ -360,20 +371,22 @@ fn descendants_in(processes: &Processes, front: i32) -> Vec<i32> {
     found.split_off(1)
 }
 
-/// Proves that process `pid` descends from `front`, which is the caller: it is a child of that, or of one of the `proven`, which are known
-/// with when they started. Returns its identity and when it started; `None` if that is not so now.
-fn descendant(pid: i32, front: i32, proven: &HashMap<i32, u64>) -> io::Result<Option<(Identity, u64)>> {
+/// Proves that process `pid` descends from `front`, which is the caller: it is a child of that, or of one of the `proven`. Returns its
+/// identity; `None` if that is not so now.
+fn descendant(pid: i32, front: i32, proven: &Members) -> io::Result<Option<Identity>> {
     let process = PidFd::open(pid)?;
     let Some(now) = Kinship::read(pid)? else { return Ok(None) };
     if now.parent != front {
-        let Some(started) = proven.get(&now.parent) else { return Ok(None) };
+        let Some(parent) = proven.get(&now.parent) else { return Ok(None) };
         // Looked at after its child: it was the parent then.
-        if Kinship::read(now.parent)?.is_none_or(|parent| parent.started != *started) {
-            return Ok(None);
+        match PidFd::open_known(now.parent, *parent) {
+            Ok(_) => {}
+            Err(error) if is_shortage(&error) => return Err(error),
+            Err(_) => return Ok(None),
         }
     }
     // The number was its own while its parent was looked at.
-    Ok(process.identity().map(|identity| (identity, now.started)))
+    Ok(process.identity())
 }
 
 /// Whether a process has a worker's name; what it is called is its own choice.
@@ -399,22 +412,20 @@ fn processes() -> io::Result<Processes> {
 mod tests {
     use std::process::{Child, Command};
 
+    use uzswap_vm::sys::process::started;
+
     use super::*;
 
     #[test]
     fn what_does_not_carry_the_secret_is_looked_at_once_unless_it_is_young() {
         let job = Job::from_text(b"0123456789abcdef0123456789abcdef").expect("a secret");
         let mut order = Order::new(Manner::AtOnce, job, None, Vec::new(), &[]);
-        let processes =
-            HashMap::from([(2, 1), (3, 1), (4, 95), (5, 1)].map(|(pid, started)| (pid, process(1, started))));
-        order.note_others(&[2, 3, 4, 6], &Members::from([(3, Identity::Started(1))]), &processes, 90);
-        assert_eq!(order.others, HashMap::from([(2, 1)]));
-        let own = super::processes().expect("descriptors")[&(std::process::id() as i32)];
-        assert!((ticks_ago(Duration::from_secs(3600))..=ticks_ago(Duration::ZERO)).contains(&own.started));
-    }
-
-    fn process(parent: i32, started: u64) -> Kinship {
-        Kinship { parent, group: parent, session: parent, has_ended: false, started }
+        let identity = |pid: i32| Identity::Inode(pid as u64);
+        let looked_at = [(2, 1), (3, 1), (4, 95)].map(|(pid, started)| (pid, identity(pid), started));
+        order.note_others(&looked_at, &Members::from([(3, identity(3))]), 90);
+        assert_eq!(order.others, HashMap::from([(2, identity(2))]));
+        let own = started(std::process::id() as i32).expect("it lives");
+        assert!((ticks_ago(Duration::from_secs(3600))..=ticks_ago(Duration::ZERO)).contains(&own));
     }
 
     /// Starts a process that gets the number `pid`.
@@ -509,21 +520,18 @@ mod tests {
             })
         });
         let child = child.expect("it starts one");
-        let none = HashMap::new();
-        let (_, started) = descendant(parent, own, &none).unwrap().expect("a child of this process");
+        let none = Members::new();
+        let proven =
+            Members::from([(parent, descendant(parent, own, &none).unwrap().expect("a child of this process"))]);
         assert_eq!(descendant(child, own, &none).unwrap(), None, "its parent is not proven");
         assert_eq!(
-            descendant(child, own, &HashMap::from([(parent, started + 1)])).unwrap(),
+            descendant(child, own, &Members::from([(parent, Identity::Inode(0))])).unwrap(),
             None,
             "an earlier process"
         );
-        assert!(descendant(child, own, &HashMap::from([(parent, started)])).unwrap().is_some());
+        assert!(descendant(child, own, &proven).unwrap().is_some());
         shell.kill().and_then(|()| shell.wait()).expect("our child");
-        assert_eq!(
-            descendant(child, own, &HashMap::from([(parent, started)])).unwrap_or(None),
-            None,
-            "its parent has ended"
-        );
+        assert_eq!(descendant(child, own, &proven).unwrap_or(None), None, "its parent has ended");
         if let Ok(orphan) = PidFd::open(child) {
             let _ = orphan.kill(libc::SIGKILL);
         }
@@ -538,7 +546,10 @@ mod tests {
 
     #[test]
     fn descendants_are_found_through_generations() {
-        let processes = HashMap::from([(2, 1), (3, 2), (4, 3), (5, 1)].map(|(pid, parent)| (pid, process(parent, 0))));
+        let processes = HashMap::from(
+            [(2, 1), (3, 2), (4, 3), (5, 1)]
+                .map(|(pid, parent)| (pid, Kinship { parent, group: parent, session: parent, has_ended: false })),
+        );
         let mut found = descendants_in(&processes, 2);
         found.sort_unstable();
         assert_eq!(found, [3, 4]);

@@ -33,7 +33,7 @@ use uzswap_vm::space::{Space, Worker};
 use uzswap_vm::sys::link::{Link, Received, is_pidfd, is_userfaultfd, peer_handle};
 use uzswap_vm::sys::pagemap::Pagemap;
 use uzswap_vm::sys::process::{
-    Kinship, Memory, PidFd, ancestors, children, field, has_memory_of, is_shortage, lineage, share_memory,
+    Identity, Kinship, Memory, PidFd, ancestors, children, field, has_memory_of, is_shortage, lineage, share_memory,
 };
 use uzswap_vm::sys::thread::{self, Processor};
 use uzswap_vm::sys::threads::Threads;
@@ -332,18 +332,18 @@ struct Moved {
 }
 
 /// How a process that was moved is known. A descriptor for each could be all that the manager has: so a user has some, and further ones are
-/// known by when they started.
+/// known by their identity.
 #[derive(Debug)]
 enum MovedProcess {
     Handle { process: PidFd, _ticket: Option<Ticket> },
-    Number { pid: i32, started: u64 },
+    Number { pid: i32, identity: Identity },
 }
 
 impl MovedProcess {
     fn has_ended(&self) -> bool {
         match self {
             MovedProcess::Handle { process, .. } => process.has_ended(),
-            MovedProcess::Number { pid, started } => Kinship::of(*pid).is_none_or(|now| now.started != *started),
+            MovedProcess::Number { pid, identity } => Identity::of(*pid) != Some(*identity),
         }
     }
 
@@ -539,10 +539,14 @@ impl Sessions {
                 .filter(Hello::is_sound)
                 .map_or(Call::Over, |hello| self.hello(tenant, link, hello, received));
         };
-        let first = received.descriptors.drain(..).next();
+        let first = received.descriptors.drain(..).next().filter(|_| !tenant.owner.is_shunned());
         let program = first.filter(is_pidfd).and_then(Handed::into_prompt).map(PidFd::from);
         let worker = peer_handle(&link).ok();
-        let alike = |one: &PidFd, other: &PidFd| share_memory(one.pid()?, other.pid()?).ok();
+        let alike = |one: &PidFd, other: &PidFd| {
+            // It waits for a process that executes a program.
+            let _visit = Visit::of_process(one.pid()?, &tenant.owner);
+            share_memory(one.pid()?, other.pid()?).ok()
+        };
         let program =
             program.filter(|program| worker.as_ref().and_then(|worker| alike(program, worker)).unwrap_or(false));
         let process = [program, worker].into_iter().flatten().find_map(|process| proven(&tenant, Arc::new(process)));
@@ -613,7 +617,7 @@ impl Sessions {
             }
         };
         // A handle on another's process would have that one pay, be moved and be killed in place of its own.
-        let is_its_own = space.worker().is_some_and(|worker| worker.memory.is_of(pid).unwrap_or(false));
+        let is_its_own = space.worker().is_some_and(|worker| worker.is_of_program());
         if !is_its_own || pidfd.has_ended() {
             self.pager.dismiss(&space);
             return Call::Over;
@@ -786,9 +790,8 @@ impl Sessions {
         let process = match counted(tenant, &self.moved) {
             Ok(_ticket) => MovedProcess::Handle { process: handle, _ticket },
             Err(()) => {
-                let started = Kinship::of(pid).map(|now| now.started).filter(|_| !handle.has_ended());
-                let Some(started) = started else { return };
-                MovedProcess::Number { pid, started }
+                let Some(identity) = handle.identity() else { return };
+                MovedProcess::Number { pid, identity }
             }
         };
         list.moved.insert(pid, Moved { process, job: tenant.job, charge, stopped: AtomicBool::new(stopped) });

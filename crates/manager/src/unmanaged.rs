@@ -1,8 +1,8 @@
 //! Memory of a job that is not under its limit: which processes have it, and how much.
 //!
 //! 1. A thread looks at every process that descends from the front of a job: every [`PAUSE`], and for one in [`SHARE`] parts
-//!    of a processor's time at most, for each user: one that has ten thousand processes is looked at less often, and no other is. The thread
-//!    measures what processes share in a share of its own, [`PARTING_SHARE`].
+//!    of a processor's time and one in [`WAITING_SHARE`] of the time at most, for each user: one that has ten thousand processes is looked at
+//!    less often, and no other is. The thread measures what processes share in a share of its own, [`PARTING_SHARE`].
 //! 2. A process without a session is unmanaged if there is evidence for it ([`Suspect`]): a program that has just started has no
 //!    session yet, either. All of its resident private and shared memory counts.
 //! 3. Of a managed process its resident shared memory counts (`MAP_SHARED`, memfd, System V): such pages cannot be moved out.
@@ -45,6 +45,9 @@ const FIRST_PAUSE: Duration = Duration::from_millis(25);
 /// The part of a processor that the thread may take to look at one user's processes: one in so many; and to measure parts, in the long run.
 const SHARE: u32 = 600;
 const PARTING_SHARE: u32 = 200;
+
+/// The part of the time that the thread may spend on one user's processes: they can have it wait.
+const WAITING_SHARE: u32 = 20;
 
 /// For how long a time the thread can save up its share of measuring. What it measured while processes came to share memory it has
 /// to measure again soon.
@@ -161,7 +164,7 @@ impl Unmanaged {
             let suspects = self.users.remove(&uid).map(|user| user.suspects).unwrap_or_default();
             let start = thread::processor_time();
             let (holders, suspects) = self.look(jobs, suspects, guard);
-            let due = begun + (thread::processor_time() - start) * SHARE;
+            let due = begun + ((thread::processor_time() - start) * SHARE).max(begun.elapsed() * WAITING_SHARE);
             self.users.insert(uid, OfUser { due, is_fresh: true, suspects, holders });
             may_have_changed = true;
         }
@@ -180,7 +183,10 @@ impl Unmanaged {
         let mut seen = HashMap::new();
         for tenant in jobs.into_iter().filter(|tenant| tenant.has_front() && !tenant.owner.is_shunned()) {
             let mut reported = false;
-            let mut open = relatives(&tenant, tenant.front_pid, &tenant.charge, false);
+            let mut open = match LookAt::begin(&self.looked_at, &tenant.owner, tenant.front_pid) {
+                Some(_look) => relatives(&tenant, tenant.front_pid, &tenant.charge, false),
+                None => continue,
+            };
             while let Some(relative) = open.pop() {
                 let Some(_look) = LookAt::begin(&self.looked_at, &tenant.owner, relative.pid) else { continue };
                 let suspect = suspects.remove(&relative.pid);

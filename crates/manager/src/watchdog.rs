@@ -64,8 +64,8 @@ pub struct Watchdog {
     sessions: Arc<Sessions>,
     visits: HashMap<i32, Seen>,
     blocked: HashMap<u64, Arc<Space>>,
-    /// Processes that had no address space yet when a thread got stuck with them.
-    strangers: HashMap<i32, Arc<Owner>>,
+    /// Processes that had no address space yet when a thread got stuck with them, by thread: one process can hold up many.
+    strangers: HashMap<i32, (i32, Arc<Owner>)>,
     killed: HashSet<u64>,
     /// The helper threads that deny the areas of workers, by address space, and when they began.
     denials: HashMap<u64, (Instant, JoinHandle<()>)>,
@@ -156,13 +156,16 @@ impl Watchdog {
     fn block(&mut self, stuck: &[(&Arc<Place>, Guest, Duration)]) {
         let mut reopened = false;
         let is_stuck = |guest| stuck.iter().any(|(_, other, _)| *other == guest);
+        let is_stuck_with = |thread, pid| {
+            stuck.iter().any(|(place, other, _)| place.thread() == thread && *other == Guest::Process(pid))
+        };
         self.blocked.retain(|&id, space| {
             let keep = is_stuck(Guest::Space(id));
             reopened |= !keep && space.set_blocked(false);
             keep
         });
-        self.strangers.retain(|&pid, owner| {
-            let keep = is_stuck(Guest::Process(pid));
+        self.strangers.retain(|&thread, (pid, owner)| {
+            let keep = is_stuck_with(thread, *pid);
             if !keep {
                 owner.end_block();
                 reopened = true;
@@ -177,10 +180,10 @@ impl Watchdog {
                         self.blocked.insert(id, space);
                     }
                 }
-                Guest::Process(pid) if !self.strangers.contains_key(&pid) => {
+                Guest::Process(pid) if !self.strangers.contains_key(&place.thread()) => {
                     if let Some(owner) = place.owner() {
                         owner.begin_block();
-                        self.strangers.insert(pid, owner);
+                        self.strangers.insert(place.thread(), (pid, owner));
                     }
                 }
                 _ => {}

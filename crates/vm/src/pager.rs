@@ -545,7 +545,7 @@ pub(crate) fn read_pages(worker: &Worker, sequences: &[u32], data: &mut [u8]) ->
 }
 
 /// Registers the areas of a worker, and proves that both userfaultfds are of the memory that was opened of the process at the
-/// other end of its connection: what is written through them is found there.
+/// other end of its connection: what is written through them is found there, in a page that it shares with no other memory.
 ///
 /// # Errors
 /// They are not, or the areas cannot be had. `WouldBlock`: the layout is changing; to be called again.
@@ -563,7 +563,7 @@ fn prove_area(uffd: &Uffd, worker: &Worker, proof: u64) -> io::Result<()> {
     let nonce = process::nonce()?;
     match uffd.copy(proof, &process::page_of(&nonce)).1 {
         Some(FillError::Changing) => Err(io::ErrorKind::WouldBlock.into()),
-        None if worker.memory.has(nonce, proof) => Ok(()),
+        None if worker.memory.has(nonce, proof) && process::has_private(worker.pid, proof)? => Ok(()),
         _ => Err(io::Error::new(io::ErrorKind::PermissionDenied, "its userfaultfd is of another memory")),
     }
 }

@@ -134,6 +134,12 @@ impl Worker {
         Program::new(self.program, self.process.clone())
     }
 
+    /// Whether its program has this memory, now. What is found in memory that is shared with others is no proof.
+    pub fn is_of_program(&self) -> bool {
+        let is_private = || process::has_private(self.program, self.hello.staging_proof()).unwrap_or(false);
+        self.memory.is_of(self.program).unwrap_or(false) && is_private()
+    }
+
     /// Has the worker go on where the calling thread runs, as long as this lives.
     pub(crate) fn together(&self) -> Option<OneProcessor> {
         // The number of a worker that has ended may be another process's.
@@ -227,7 +233,7 @@ pub(crate) struct State {
     pub heirs: Option<Arc<Heirs>>,
     /// When events were last read; `None` if the layout was found to be changing since.
     pub read_at: Option<Instant>,
-    /// Since when the kernel has refused to fill because the layout is changing; `None` if a fault was answered since.
+    /// Since when the kernel has refused to fill because the layout is changing; `None` if a fault was answered since, or waits for memory.
     pub changing_since: Option<Instant>,
     /// Whether this is a forked child of which no fault has been answered.
     pub is_new: bool,

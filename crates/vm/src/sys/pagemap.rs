@@ -114,7 +114,14 @@ impl Pagemap {
         Ok(last)
     }
 
-    /// Returns the kernel's word about one page: bit 63 present, 62 swapped.
+    /// Returns whether `page` is present and anonymous: what lies there is in no memory but this and that of a fork.
+    pub fn is_private(&self, page: u64) -> io::Result<bool> {
+        const IS_PRESENT: u64 = 1 << 63;
+        const IS_FILE_OR_SHARED: u64 = 1 << 61;
+        Ok(self.word(page)? & (IS_PRESENT | IS_FILE_OR_SHARED) == IS_PRESENT)
+    }
+
+    /// Returns the kernel's word about one page: bit 63 present, 62 swapped, 61 of a file or shared.
     pub fn word(&self, page: u64) -> io::Result<u64> {
         let mut word = [0; 8];
         self.0.read_exact_at(&mut word, page / PAGE * 8)?;

@@ -21,6 +21,7 @@ use uzswap_proto::Nonce;
 
 use crate::PAGE;
 use crate::range::Range;
+use crate::sys::pagemap::Pagemap;
 use crate::sys::threads::Threads;
 
 /// The memory that a process had when this was opened, whatever the process executes later.
@@ -187,14 +188,12 @@ pub fn memory_nodes() -> usize {
 pub struct Kinship {
     /// The process that it is a child of now.
     pub parent: i32,
-    /// Its process group.
+    /// Its process group; 0 if the kernel does not tell (without pid namespaces).
     pub group: i32,
-    /// Its session.
+    /// Its session; 0 if the kernel does not tell.
     pub session: i32,
     /// Whether it has ended with all its threads, and only waits to be collected.
     pub has_ended: bool,
-    /// When it started, in clock ticks since the system did: tells it from another process with the same number.
-    pub started: u64,
 }
 
 impl Kinship {
@@ -203,29 +202,34 @@ impl Kinship {
         Kinship::read(pid).ok().flatten()
     }
 
-    /// As [`of`](Kinship::of).
+    /// As [`of`](Kinship::of). This waits for no process, as `/proc/PID/stat` does while the process executes a program.
     ///
     /// # Errors
     /// This process is short of descriptors or memory ([`is_shortage`]): there may be such a process.
     pub fn read(pid: i32) -> io::Result<Option<Kinship>> {
-        match std::fs::read_to_string(format!("/proc/{pid}/stat")) {
+        match std::fs::read_to_string(format!("/proc/{pid}/status")) {
             Ok(text) => Ok(Kinship::parse(&text)),
             Err(error) if is_shortage(&error) => Err(error),
             Err(_) => Ok(None),
         }
     }
 
-    fn parse(text: &str) -> Option<Kinship> {
-        // The name before may hold anything.
-        let (_, rest) = text.rsplit_once(')')?;
-        let mut fields = rest.split_ascii_whitespace();
-        let main_has_ended = ["Z", "X"].contains(&fields.next()?);
-        let mut number = || fields.next()?.parse().ok();
-        let (parent, group, session) = (number()?, number()?, number()?);
-        let threads: u32 = fields.nth(13)?.parse().ok()?;
-        let has_ended = main_has_ended && threads <= 1;
-        Some(Kinship { parent, group, session, has_ended, started: fields.nth(1)?.parse().ok()? })
+    fn parse(status: &str) -> Option<Kinship> {
+        let number = |name| field(status, name)?.parse().ok();
+        let main_has_ended = ["Z", "X"].contains(&field(status, "State:")?);
+        let has_ended = main_has_ended && number("Threads:")? <= 1;
+        // The number in this namespace is the first.
+        let [group, session] = ["NSpgid:", "NSsid:"].map(|name| number(name).unwrap_or(0));
+        Some(Kinship { parent: number("PPid:")?, group, session, has_ended })
     }
+}
+
+/// Returns when process `pid` started, in clock ticks since the system did. While the process executes a program this waits, and it can do
+/// that for as long as it likes (Linux 6.18).
+pub fn started(pid: i32) -> Option<u64> {
+    let text = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    // The name before may hold anything.
+    text.rsplit_once(')')?.1.split_ascii_whitespace().nth(19)?.parse().ok()
 }
 
 /// Whether a call failed because this process, or the system, is short of descriptors or memory.
@@ -233,7 +237,7 @@ pub fn is_shortage(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE | libc::ENOMEM))
 }
 
-/// Returns the time so long ago, in the clock ticks of [`Kinship::started`].
+/// Returns the time so long ago, in the clock ticks of [`started`].
 pub fn ticks_ago(time: Duration) -> u64 {
     let now = clock_gettime(ClockId::Boottime);
     let then = Duration::new(now.tv_sec as u64, now.tv_nsec as u32).saturating_sub(time);
@@ -275,9 +279,8 @@ pub fn runs_besides(pid: i32, others: &[u32]) -> bool {
     let Ok(threads) = std::fs::read_dir(format!("/proc/{pid}/task")) else { return false };
     let ids = threads.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok());
     ids.filter(|id| !others.contains(id)).any(|id: u32| {
-        let text = std::fs::read_to_string(format!("/proc/{pid}/task/{id}/stat")).unwrap_or_default();
-        // The name before may hold anything.
-        text.rsplit_once(')').is_some_and(|(_, rest)| rest.trim_start().starts_with('R'))
+        let status = std::fs::read_to_string(format!("/proc/{pid}/task/{id}/status")).unwrap_or_default();
+        field(&status, "State:") == Some("R")
     })
 }
 
@@ -354,6 +357,13 @@ impl From<OwnedFd> for PidFd {
     }
 }
 
+impl Identity {
+    /// Returns the identity of the process that has this number now; `None` if there is none, or it is not to be seen from here.
+    pub fn of(pid: i32) -> Option<Identity> {
+        PidFd::open(pid).ok()?.identity()
+    }
+}
+
 impl PidFd {
     /// The process's id; `None` if it is dead, or not to be seen from here.
     pub fn pid(&self) -> Option<i32> {
@@ -382,7 +392,7 @@ impl PidFd {
     pub fn identity(&self) -> Option<Identity> {
         let identity = match self.inode() {
             Some(inode) => Identity::Inode(inode),
-            None => Identity::Started(Kinship::of(self.pid()?)?.started),
+            None => Identity::Started(started(self.pid()?)?),
         };
         // Then the number was the process's when it was looked at.
         (!self.has_ended()).then_some(identity)
@@ -436,6 +446,14 @@ impl PidFd {
             }
         }
     }
+}
+
+/// Whether `page` of process `pid` is in no memory but that, and those of its forks: what was written there was written through it.
+///
+/// # Errors
+/// The process is gone, or may not be looked at.
+pub fn has_private(pid: i32, page: u64) -> io::Result<bool> {
+    any_thread(pid, |id| Pagemap::open(id)?.is_private(page))
 }
 
 /// A program, by its number and by a handle: when it has ended, another process may get the number.

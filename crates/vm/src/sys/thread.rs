@@ -120,10 +120,10 @@ impl OneProcessor {
     pub fn with(process: i32, put: &Processor, lives: impl Fn() -> bool) -> Option<OneProcessor> {
         let (number, here) = here()?;
         if put.0.load(Relaxed) != number {
+            let before = affinity(process)?;
             if !lives() {
                 return None;
             }
-            let before = affinity(process)?;
             set_affinity(process, &here)?;
             if !lives() {
                 let _ = set_affinity(process, &before);
