@@ -1,12 +1,16 @@
 """Processes of one user that hold the locks of their own address spaces: threads of the manager get stuck with them."""
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
+import socket
+import struct
 import subprocess
 import time
 
 import harness
+import attack
 from behaviour import check, unless, wait_until
 from daemon import open_daemon, whole
 from hostile import VICTIM, as_user, delays_of, ends, touches
@@ -90,3 +94,54 @@ def beside(context: Context, mode: str, before: list, after: list):
     closed = wait_until(lambda: harness.descriptors(manager) <= open_for_one, 10)
     outcome = daemon.end()
     yield check(f"{name}: the daemon ends", unless(ended, "threads are left"), unless(closed, "descriptors are left"), unless(outcome.status == 0, complaint(outcome)), *daemon.is_gone())
+
+
+def names_as_failed(daemon, victim: int, count: int, done) -> None:
+    """A worker says on so many connections that a process cannot be managed which is just leaving its memory."""
+    intruder = attack.Intruder(daemon)
+    links = [intruder.call()[0] for _ in range(count)]
+    for link in links:
+        socket.send_fds(link, [struct.pack("=3Q", attack.FAILED, 0, 1)], [os.pidfd_open(victim)])
+    done.set()
+    time.sleep(1000)
+
+
+@test("hostile-switch", 120)
+def switch(context: Context, test):
+    """A process that the kernel can tell nothing of while it executes a program holds up no thread that lets others in."""
+    need_root()
+    program = context.program("holder")
+    program.chmod(0o755)
+    with Mute(context) as mute:
+        daemon = open_daemon(context)
+        good = daemon.memory("--cgroup", "good", "--memory-max", "32M")
+        touched, manager = touches(good, 64), daemon.manager()
+        switching = subprocess.Popen([program, "switch", mute.directory], stdout=subprocess.PIPE, start_new_session=True)
+        pid = int(switching.stdout.readline().split()[0])
+        # To look at it would wait, too.
+        time.sleep(0.5)
+        done = multiprocessing.get_context("fork").Event()
+        client = attack.attack_process(names_as_failed, daemon, pid, 20, done)
+        did = done.wait(20)
+        time.sleep(0.5)
+        start = time.monotonic()
+        late = daemon.memory("--cgroup", "late", "--memory-max", "32M")
+        joined = touches(late, 64)
+        seconds = time.monotonic() - start
+        threads = len(os.listdir(f"/proc/{manager}/task"))
+        yield check(f"hostile-switch: a job that joins then, {seconds:.1f} s, {threads} threads",
+                    unless(touched and did, "nothing is held"), unless(joined and seconds < 10, "it was held up"),
+                    unless(threads < 60, "one for each connection"), unless(touches(good, 8), "the other job was held up"))
+        managed = daemon.get("cgroup/late/cgroup.procs").strip() != ""
+        os.kill(late.job.process.pid, signal.SIGKILL)
+        killed = wait_until(lambda: daemon.get("cgroup/late/cgroup.procs").strip() == "", 5)
+        # A program that has been executed has its own name.
+        held = harness.comm(pid) == "holder"
+        os.killpg(switching.pid, signal.SIGKILL)
+        attack.end(client)
+    switching.wait(10)
+    late.job.wait(10)
+    yield check("hostile-switch: a job whose front dies then", unless(held, "nothing was held"), unless(managed, "it was not managed"), unless(joined and killed, "it lives on"))
+    yield check("hostile-switch: the other job is whole", whole(ends(good)))
+    outcome = daemon.end()
+    yield check("hostile-switch: the daemon ends", unless(outcome.status == 0, complaint(outcome)), *daemon.is_gone())

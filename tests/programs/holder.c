@@ -3,14 +3,17 @@
    holder serve DIR       mounts a file system at DIR (as root) whose file `mute` can be mapped and is never read to an end
    holder hold DIR N MIB  N processes: each fills MIB MiB, says so, and holds its lock
    holder exec DIR N MIB  N processes: each says so, executes the file in one thread, and maps and fills MIB MiB again and again in another
+   holder switch DIR      says so, and executes a program; from then on the memory that it had is held
 
    A read of /proc/self/mem faults the mapped page in with the lock held, and waits for the server. A thread that maps memory then waits for
-   the lock to write, and all that want to read it wait behind that thread. While the file is executed, no thread of its process can be traced. */
+   the lock to write, and all that want to read it wait behind that thread. While the file is executed, no thread of its process can be traced. A process that cannot
+   leave its memory for that of the program that it executes holds the lock of the question whose memory it has (kcmp). */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
 #include <linux/fuse.h>
 #include <pthread.h>
+#include <sched.h>
 #include <signal.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -169,10 +172,55 @@ static void hold(const char *directory, int number, size_t mib)
             sum += *(volatile size_t *)(data + i);
 }
 
+static int run(void *(*work)(void *))
+{
+    work(NULL);
+    pause();
+    return 0;
+}
+
+static int read_it(void *unused)
+{
+    (void)unused;
+    return run(hold_for_reading);
+}
+
+static int write_it(void *unused)
+{
+    (void)unused;
+    return run(wait_to_write);
+}
+
+/* Two processes that have this memory, too, hold its lock. They are no threads of this one, so that to execute does not end them. */
+static void switch_memory(const char *directory)
+{
+    static char stacks[2][1 << 16] __attribute__((aligned(16)));
+    char path[4096];
+    snprintf(path, sizeof path, "%s/mute", directory);
+    int file = open(path, O_RDONLY);
+    if (file < 0)
+        die(path);
+    mute = mmap(NULL, 1 << 20, PROT_READ, MAP_SHARED, file, 0);
+    if (mute == MAP_FAILED)
+        die("mmap");
+    if (clone(read_it, stacks[0] + sizeof stacks[0], CLONE_VM | SIGCHLD, NULL) < 0 ||
+        clone(write_it, stacks[1] + sizeof stacks[1], CLONE_VM | SIGCHLD, NULL) < 0)
+        die("clone");
+    usleep(300000);
+    /* Memory cannot be had any more. */
+    int len = snprintf(path, sizeof path, "%d switches\n", getpid());
+    if (write(1, path, len) != len)
+        die("write");
+    execl("/bin/sleep", "sleep", "100", NULL);
+    die("execl");
+}
+
 int main(int argc, char **argv)
 {
     if (argc == 3 && !strcmp(argv[1], "serve"))
         return serve(argv[2]);
+    if (argc == 3 && !strcmp(argv[1], "switch"))
+        switch_memory(argv[2]);
     if (argc != 5 || (strcmp(argv[1], "hold") && strcmp(argv[1], "exec")))
         return 2;
     for (int number = 0; number < atoi(argv[3]); number++)
