@@ -21,7 +21,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
-use uzswap_vm::sys::process::{Identity, PidFd, is_shortage, started};
+use uzswap_vm::sys::process::{Identity, PidFd, is_shortage, read_named, started};
 
 /// Bytes of the longest environment: three quarters of the stack that the kernel counts with, 8 MiB.
 const MOST: u64 = 6 << 20;
@@ -123,25 +123,33 @@ struct Left {
 }
 
 impl Left {
-    /// Takes a process that is to be read.
-    fn take(&mut self) -> Option<i32> {
-        while let Some(pid) = self.pids.pop() {
+    /// Takes a process of those that are not passed over. No lock is held while a process is looked at.
+    fn take(left: &Mutex<Left>) -> Option<i32> {
+        loop {
+            let (pid, all_prompt) = {
+                let mut left = left.lock();
+                (left.pids.pop()?, left.waited.is_empty())
+            };
             if is_passed_over(pid) {
                 continue;
             }
-            let user = if self.waited.is_empty() { None } else { user_of(pid) };
-            if self.waited.get(&user).is_none_or(|waited| *waited < MOST_WAITED) {
+            if all_prompt {
                 return Some(pid);
             }
-            self.left_out.insert(user);
+            let user = user_of(pid);
+            let mut left = left.lock();
+            if left.waited.get(&user).is_none_or(|waited| *waited < MOST_WAITED) {
+                return Some(pid);
+            }
+            left.left_out.insert(user);
         }
-        None
     }
 
     /// Notes that reading a process took so long.
-    fn note(&mut self, pid: i32, took: Duration) {
+    fn note(left: &Mutex<Left>, pid: i32, took: Duration) {
         if took > PROMPT {
-            *self.waited.entry(user_of(pid)).or_default() += took;
+            let user = user_of(pid);
+            *left.lock().waited.entry(user).or_default() += took;
         }
     }
 }
@@ -194,7 +202,7 @@ enum Outcome {
 fn read(left: &Mutex<Left>, wanted: &Wanted, said: &Sender<Said>, end: Instant) {
     let mut takes_long = false;
     while !takes_long {
-        let Some(pid) = left.lock().take() else { return };
+        let Some(pid) = Left::take(left) else { return };
         let start = Instant::now();
         let _ = said.send(Said::Begins(pid));
         let has = values_of(pid, wanted)
@@ -202,7 +210,7 @@ fn read(left: &Mutex<Left>, wanted: &Wanted, said: &Sender<Said>, end: Instant) 
         // If nothing listens any more, `pid` is noted as stuck.
         let _ = said.send(Said::Has(pid, has));
         STUCK.lock().remove(&pid);
-        left.lock().note(pid, start.elapsed());
+        Left::note(left, pid, start.elapsed());
         takes_long = start.elapsed() > PATIENCE / 2 || Instant::now() > end;
     }
 }
@@ -226,7 +234,8 @@ fn follow(heard: &Receiver<Said>, found: &mut Found) {
         let said = match heard.recv_timeout(PATIENCE) {
             Err(RecvTimeoutError::Timeout) => {
                 let Some(pid) = reading else { continue };
-                STUCK.lock().insert(pid, Stuck::of(pid));
+                let stuck = Stuck::of(pid);
+                STUCK.lock().insert(pid, stuck);
                 match heard.try_recv() {
                     // It was done with it just now.
                     Ok(said) => {
@@ -258,19 +267,22 @@ fn follow(heard: &Receiver<Said>, found: &mut Found) {
 }
 
 fn is_passed_over(pid: i32) -> bool {
-    let stuck = STUCK.lock();
-    if stuck.get(&pid).is_some_and(|stuck| stuck.identity == Identity::of(pid)) {
+    let (identity, count) = {
+        let stuck = STUCK.lock();
+        (stuck.get(&pid).map(|stuck| stuck.identity), stuck.len())
+    };
+    if identity.is_some_and(|identity| identity == Identity::of(pid)) {
         return true;
     }
-    stuck.len() >= MOST_STUCK && {
+    count >= MOST_STUCK && {
         let user = user_of(pid);
-        stuck.values().filter(|other| other.user == user).count() >= MOST_STUCK
+        STUCK.lock().values().filter(|other| other.user == user).count() >= MOST_STUCK
     }
 }
 
 /// The real user of a process, whatever it is permitted and whether or not it may be looked at; `None` once it is gone.
 fn user_of(pid: i32) -> Option<u32> {
-    let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+    let status = read_named(format!("/proc/{pid}/status")).ok()?;
     status.lines().find_map(|line| line.strip_prefix("Uid:"))?.split_ascii_whitespace().next()?.parse().ok()
 }
 
@@ -305,16 +317,16 @@ mod tests {
     #[test]
     fn a_user_whose_reads_wait_is_passed_over_for_the_rest_of_a_search() {
         let own = std::process::id() as i32;
-        let mut left = Left { pids: vec![own; 4], ..Left::default() };
-        left.note(own, PROMPT);
-        assert_eq!((left.take(), left.waited.len()), (Some(own), 0));
-        left.note(own, MOST_WAITED - PROMPT);
-        assert_eq!(left.take(), Some(own));
-        left.note(own, PROMPT + Duration::from_millis(1));
+        let left = Mutex::new(Left { pids: vec![own; 4], ..Left::default() });
+        Left::note(&left, own, PROMPT);
+        assert_eq!((Left::take(&left), left.lock().waited.len()), (Some(own), 0));
+        Left::note(&left, own, MOST_WAITED - PROMPT);
+        assert_eq!(Left::take(&left), Some(own));
+        Left::note(&left, own, PROMPT + Duration::from_millis(1));
         // Those of others are read.
-        left.pids.insert(0, 0);
-        assert_eq!((left.take(), left.take()), (Some(0), None));
-        assert_eq!(left.left_out, HashSet::from([user_of(own)]));
+        left.lock().pids.insert(0, 0);
+        assert_eq!((Left::take(&left), Left::take(&left)), (Some(0), None));
+        assert_eq!(left.lock().left_out, HashSet::from([user_of(own)]));
     }
 
     /// What else was searched for is not in doubt.

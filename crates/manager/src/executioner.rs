@@ -23,7 +23,7 @@ use std::{fs, io};
 
 use uzswap_proto::{ENV_JOB, Job};
 use uzswap_vm::sys::job;
-use uzswap_vm::sys::process::{Identity, Kinship, PidFd, field, is_shortage, ticks_ago};
+use uzswap_vm::sys::process::{Identity, Kinship, PidFd, field, is_shortage, read_named, ticks_ago};
 use uzswap_vm::sys::{memory, thread};
 
 use crate::environment;
@@ -61,6 +61,8 @@ pub enum Manner {
 pub struct Order {
     /// The user whose searches wait, if they have taken much; `None` for one that does not wait.
     pub user: Option<u32>,
+    /// The user of the job; `None` for jobs of several users, or of the caller.
+    owner: Option<u32>,
     manner: Manner,
     /// What the variable [`ENV_JOB`] of their processes begins with.
     secret: Vec<u8>,
@@ -97,6 +99,7 @@ impl Order {
         let (begun, patience, spared) = (Instant::now(), FIRST_PATIENCE, spared.to_vec());
         Order {
             user: None,
+            owner: None,
             manner,
             secret,
             front,
@@ -117,7 +120,20 @@ impl Order {
 
     /// Sets the user of the job, whose searches may have to wait.
     pub fn of_user(self, user: u32) -> Order {
-        Order { user: Some(user), ..self }
+        Order { user: Some(user), ..self.of_owner(user) }
+    }
+
+    /// Sets the user of the job.
+    pub fn of_owner(self, user: u32) -> Order {
+        Order { owner: Some(user), ..self }
+    }
+
+    /// Returns whether one of the processes may be of one of these users. Those of root may run as any user.
+    fn may_be_of(&self, users: &HashSet<Option<u32>>) -> bool {
+        match self.owner {
+            None | Some(0) => !users.is_empty(),
+            user => users.contains(&user),
+        }
     }
 
     /// Sets which processes are programs, each with its worker. Without this, those count as workers that are called so, as long as others
@@ -216,11 +232,12 @@ impl Order {
         }
     }
 
-    /// Stops or kills those that are known before the search: it takes as long as other processes make it take.
-    fn begin(&mut self, members: &Members) {
+    /// Stops those that are known before a search; kills them if the search may take long, by which others would see them die.
+    fn begin(&mut self, members: &Members, patience: Duration) {
         match self.manner {
             Manner::StopFirst => self.stop(members),
-            Manner::AtOnce => drop(self.kill(members)),
+            Manner::AtOnce if patience > FIRST_PATIENCE => drop(self.kill(members)),
+            Manner::AtOnce => {}
         }
     }
 
@@ -284,15 +301,18 @@ pub fn pass(orders: &mut Vec<Order>) -> usize {
     orders.iter_mut().for_each(|order| (order.is_unclear, order.is_short) = (false, false));
     let Ok(processes) = processes() else { return 0 };
     let mut members: Vec<Members> = orders.iter_mut().map(|order| order.members(&processes)).collect();
-    orders.iter_mut().zip(&members).for_each(|(order, members)| order.begin(members));
-    let is_other = |order: &Order, pid| order.others.get(&pid).is_some_and(|other| Identity::of(pid) == Some(*other));
-    let is_known = |pid| {
-        members.iter().any(|members| members.contains_key(&pid)) || orders.iter().all(|order| is_other(order, pid))
+    let patience = orders.iter().map(|order| order.patience).max().unwrap_or_default();
+    orders.iter_mut().zip(&members).for_each(|(order, members)| order.begin(members, patience));
+    let is_other = |pid| {
+        orders.iter().all(|order| order.others.contains_key(&pid)) && {
+            let identity = Identity::of(pid);
+            orders.iter().all(|order| order.others.get(&pid).copied() == identity)
+        }
     };
+    let is_known = |pid| members.iter().any(|members| members.contains_key(&pid)) || is_other(pid);
     let unknown = processes.iter().filter(|(pid, process)| !process.has_ended && !is_known(**pid));
     let unknown = unknown.map(|(pid, _)| *pid).collect();
     let secrets: Vec<Vec<u8>> = orders.iter().map(|order| order.secret.clone()).collect();
-    let patience = orders.iter().map(|order| order.patience).max().unwrap_or_default();
     let old = ticks_ago(START);
     let found = environment::carriers(unknown, ENV_JOB, &secrets, Instant::now() + patience);
     for (pid, identity, number) in found.carriers {
@@ -308,8 +328,8 @@ pub fn pass(orders: &mut Vec<Order>) -> usize {
         let (number, members) = members.next().expect("one for each");
         let are_gone = order.kill(members);
         order.collect_children(&processes);
-        let has_left_out = order.user.map_or(!found.left_out.is_empty(), |user| found.left_out.contains(&Some(user)));
-        let are_all = found.are_all && !has_left_out && !found.ended.contains(&number) && !order.is_unclear;
+        let are_all =
+            found.are_all && !order.may_be_of(&found.left_out) && !found.ended.contains(&number) && !order.is_unclear;
         let gives_up = order.begun.elapsed() > PATIENCE && !found.is_short && !order.is_short;
         let is_over = are_gone && are_all || gives_up;
         order.patience = (order.patience * 2).min(MOST_PATIENCE);
@@ -329,10 +349,8 @@ pub fn pass(orders: &mut Vec<Order>) -> usize {
 /// not heard.
 pub fn tracers(pid: i32) -> Vec<i32> {
     let Ok(threads) = fs::read_dir(format!("/proc/{pid}/task")) else { return Vec::new() };
-    let mut tracers: Vec<i32> = threads
-        .flatten()
-        .filter_map(|thread| tracer_in(&fs::read_to_string(thread.path().join("status")).ok()?))
-        .collect();
+    let mut tracers: Vec<i32> =
+        threads.flatten().filter_map(|thread| tracer_in(&read_named(thread.path().join("status")).ok()?)).collect();
     tracers.sort_unstable();
     tracers.dedup();
     tracers.retain(|&tracer| !thread::is_own(tracer));
@@ -347,7 +365,7 @@ pub fn tracer_in(status: &str) -> Option<i32> {
 
 /// Whether a process is stopped by a signal.
 pub fn is_stopped(pid: i32) -> bool {
-    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    let status = read_named(format!("/proc/{pid}/status")).unwrap_or_default();
     status.lines().any(|line| line.starts_with("State:\tT "))
 }
 

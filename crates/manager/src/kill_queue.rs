@@ -3,7 +3,7 @@
 //! A search reads `/proc` of every process of the machine, and a client can have a job killed as often as it likes: it joins, and hangs up.
 //! 1. Jobs that wait to be killed are killed together: a search takes as long for many as for one.
 //! 2. Orders for the same job are merged.
-//! 3. Once searches for the jobs of a user have taken [`BURST`] of a processor's time, or [`WAITING`] times as long in all, they take one [`SHARE`]th of it, and the user's other
+//! 3. Once searches for the jobs of a user have taken [`BURST`] of a processor's time, they take one [`SHARE`]th of it, and the user's other
 //!    jobs wait. The first jobs of other users do not, nor does what an operator kills.
 //! 4. The thread makes no call that a process can hold up: it knows the workers, and does not ask the kernel whose memory they have.
 //!
@@ -25,9 +25,6 @@ const BURST: Duration = Duration::from_millis(200);
 
 /// The part of the time that they take otherwise.
 const SHARE: u32 = 10;
-
-/// Time that a search waits counts as a part of it: one in so many.
-const WAITING: u32 = 4;
 
 /// How often a thread that waits for a kill looks whether it is to wait no longer.
 const LOOK: Duration = Duration::from_millis(50);
@@ -171,7 +168,6 @@ fn work() {
         executioner::pass(&mut due);
         // The thread that reads the environments takes half as much.
         let took = thread::processor_time().saturating_sub(before) * 3 / 2;
-        let took = took.max(begun.elapsed() / WAITING);
         std::thread::sleep(executioner::PAUSE);
         queue = QUEUE.lock();
         let now = Instant::now();

@@ -95,7 +95,7 @@ impl JobMachine {
     /// jobs remain in the list.
     fn kill_whole(&self, jobs: &mut Vec<Arc<Tenant>>) {
         let own = std::process::id() as i32;
-        let orders = jobs.iter().map(|tenant| self.sessions.kill_order(Manner::AtOnce, tenant.job, &[own]));
+        let orders = jobs.iter().map(|tenant| self.sessions.kill_order(Manner::AtOnce, tenant, &[own]));
         let mut killed = kill_queue::kill(orders.collect(), || self.ends()).into_iter();
         jobs.retain(|tenant| {
             killed.next() == Some(0) && self.jobs.get(tenant.job.token).is_some() && tenant.has_front()

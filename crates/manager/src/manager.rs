@@ -540,7 +540,7 @@ impl Manager {
         let front = tenant.front_pid;
         log(&format!("uzswap: error: `uzswap run --connect` ({front}) was killed; its job is killed"));
         let spared = [std::process::id() as i32, self.front_pid];
-        let order = self.sessions.kill_order(Manner::StopFirst, tenant.job, &spared);
+        let order = self.sessions.kill_order(Manner::StopFirst, tenant, &spared);
         kill_queue::add(order.of_user(tenant.uid).hold(self.kills.take(tenant.uid)));
     }
 
@@ -552,8 +552,7 @@ impl Manager {
         let own = std::process::id() as i32;
         // A daemon's jobs have fronts of their own.
         let manner = if self.joining.is_some() { Manner::AtOnce } else { Manner::StopFirst };
-        let orders =
-            self.jobs.all().iter().map(|tenant| self.sessions.kill_order(manner, tenant.job, &[own])).collect();
+        let orders = self.jobs.all().iter().map(|tenant| self.sessions.kill_order(manner, tenant, &[own])).collect();
         executioner::kill(orders);
         kill_queue::finish();
         match self.joining {

@@ -452,12 +452,12 @@ impl Sessions {
     }
 
     /// Returns an order to kill a job, in which its processes that are under management and their workers are known.
-    pub fn kill_order(&self, manner: Manner, job: Job, spared: &[i32]) -> Order {
-        let sessions = self.of_job(job);
+    pub fn kill_order(&self, manner: Manner, tenant: &Tenant, spared: &[i32]) -> Order {
+        let sessions = self.of_job(tenant.job);
         let living = sessions.iter().filter_map(|session| Some((session, session.pidfd.identity()?)));
         let (workers, known): (Vec<_>, Vec<_>) =
             living.map(|(session, identity)| ((session.pid, session.worker_pid), (session.pid, identity))).unzip();
-        Order::new(manner, job, None, known, spared).with_workers(&workers)
+        Order::new(manner, tenant.job, None, known, spared).with_workers(&workers).of_owner(tenant.uid)
     }
 
     /// Returns the session of process `pid`.

@@ -24,7 +24,7 @@ use std::{fs, io};
 use parking_lot::Mutex;
 use uzswap_proto::ENV_JOB;
 use uzswap_vm::owner::Owner;
-use uzswap_vm::sys::process::{PidFd, children, field, has_executed, share_memory};
+use uzswap_vm::sys::process::{PidFd, children, field, has_executed, read_named, share_memory};
 use uzswap_vm::sys::thread;
 use uzswap_vm::visit::{self, Visit};
 
@@ -183,15 +183,13 @@ impl Unmanaged {
         let mut seen = HashMap::new();
         for tenant in jobs.into_iter().filter(|tenant| tenant.has_front() && !tenant.owner.is_shunned()) {
             let mut reported = false;
-            let mut open = match LookAt::begin(&self.looked_at, &tenant.owner, tenant.front_pid) {
-                Some(_look) => relatives(&tenant, tenant.front_pid, &tenant.charge, false),
-                None => continue,
-            };
+            let mut open = self.relatives(&tenant, tenant.front_pid, &tenant.charge, false);
             while let Some(relative) = open.pop() {
-                let Some(_look) = LookAt::begin(&self.looked_at, &tenant.owner, relative.pid) else { continue };
+                let Some(look) = LookAt::begin(&self.looked_at, &tenant.owner, relative.pid) else { continue };
                 let suspect = suspects.remove(&relative.pid);
                 let (holder, is_unmanaged) = self.look_at(&tenant, &relative, suspect, &mut seen);
-                open.extend(relatives(&tenant, relative.pid, &holder.charge, is_unmanaged));
+                drop(look);
+                open.extend(self.relatives(&tenant, relative.pid, &holder.charge, is_unmanaged));
                 if is_unmanaged && !reported && (tenant.require || !tenant.warned.load(Relaxed)) {
                     reported = true;
                     let why = format!("{}, {}", reason(relative.pid), mib(holder.bytes));
@@ -205,6 +203,17 @@ impl Unmanaged {
             }
         }
         (holders, seen)
+    }
+
+    /// Returns the children of a process of a job that have a memory of their own. The child of a vfork has its parent's. One that executes a
+    /// program may hold up the question, and is passed over then.
+    fn relatives(&self, tenant: &Tenant, parent: i32, charge: &Arc<Charge>, of_unmanaged: bool) -> Vec<Relative> {
+        let has_own = |pid| {
+            let look = LookAt::begin(&self.looked_at, &tenant.owner, pid);
+            look.is_some_and(|_look| !share_memory(parent, pid).unwrap_or(true))
+        };
+        let relative = |pid| Relative { pid, charge: charge.clone(), of_unmanaged };
+        children(parent).into_iter().filter(|pid| !tenant.spared.contains(pid) && has_own(*pid)).map(relative).collect()
     }
 
     /// Returns what a process has, and whether all of it is unmanaged.
@@ -313,13 +322,6 @@ pub fn report(tenant: &Tenant, process: Option<&PidFd>, why: &str, guard: i32) {
     }
 }
 
-/// Returns the children of a process of a job that have a memory of their own. The child of a vfork has its parent's.
-fn relatives(tenant: &Tenant, parent: i32, charge: &Arc<Charge>, of_unmanaged: bool) -> Vec<Relative> {
-    let own = |pid: &i32| !tenant.spared.contains(pid) && !share_memory(parent, *pid).unwrap_or(true);
-    let relative = |pid| Relative { pid, charge: charge.clone(), of_unmanaged };
-    children(parent).into_iter().filter(own).map(relative).collect()
-}
-
 /// A process that has no session.
 ///
 /// Certain at once: its program cannot load the agent, or it was forked from an unmanaged process. After [`SETTLED`]: it has
@@ -408,7 +410,7 @@ struct Resident {
 
 impl Resident {
     fn of(pid: i32) -> io::Result<Resident> {
-        let status = fs::read_to_string(format!("/proc/{pid}/status"))?;
+        let status = read_named(format!("/proc/{pid}/status"))?;
         let is_held = executioner::tracer_in(&status).is_some_and(thread::is_own);
         Ok(Resident { private: bytes_of(&status, "RssAnon:"), shared: bytes_of(&status, "RssShmem:"), is_held })
     }

@@ -157,45 +157,50 @@ impl<F: FnMut(u64) -> Option<bool>> Search<'_, F> {
     /// change takes two steps at most, one of them to come before another.
     fn is_over(&self, events: usize) -> bool {
         const ENOUGH: usize = 1000;
-        const MOST_LOOKS: usize = 1_000_000;
+        const MOST_LOOKS: usize = 2_000_000;
         let most = 2 * MOST_IN_DOUBT + ENOUGH.max(MOST_LOOKS / events);
         self.steps > most || self.best.as_ref().is_some_and(|(wrong, _)| *wrong == 0)
     }
 
     /// Extends `done` by `rest`, in each possible order with so many `others`: choices that are not the first. `waiting` is as in
     /// [`choices`](Self::choices): each event comes before others once, so that the depth is twice the number of events at most.
-    fn arrange(&mut self, done: &mut Vec<Event>, rest: &[Event], waiting: usize, others: usize) {
+    /// Tells whether it came to no order at all.
+    fn arrange(&mut self, done: &mut Vec<Event>, rest: &[Event], waiting: usize, others: usize) -> bool {
         self.steps += 1;
         if self.is_over(done.len() + rest.len()) {
-            return;
+            return false;
         }
         if rest.is_empty() {
             // With fewer it was looked at before.
-            return if others == 0 {
-                self.weigh(done)
-            };
+            if others == 0 {
+                self.weigh(done);
+            }
+            return false;
         }
-        for (number, first) in self.choices(done, rest, waiting).into_iter().enumerate() {
-            let Some(others) = others.checked_sub(usize::from(number > 0)) else {
+        let mut is_dead_end = true;
+        for first in self.choices(done, rest, waiting) {
+            let Some(others) = others.checked_sub(usize::from(!is_dead_end)) else {
                 self.has_more = true;
-                return;
+                return false;
             };
             let mut left = rest.to_vec();
             let chosen = left.remove(first);
             if first == 0 {
                 done.push(chosen);
-                self.arrange(done, &left, waiting.saturating_sub(1), others);
+                is_dead_end &= self.arrange(done, &left, waiting.saturating_sub(1), others);
                 done.pop();
             } else {
                 // It may itself have to wait for another.
                 left.insert(0, chosen);
-                self.arrange(done, &left, waiting + 1, others);
+                is_dead_end &= self.arrange(done, &left, waiting + 1, others);
             }
         }
+        is_dead_end
     }
 
     /// Compares what would be registered after `done` with what is.
     fn weigh(&mut self, done: &[Event]) {
+        self.steps += self.targets.len() / done.len();
         let is_wrong = |&at: &u64| {
             let is = *self.answers.entry(at).or_insert_with_key(|&at| (self.is_registered)(at));
             is.is_some_and(|is| match fate(self.registered, done, at, Source::Unmapped) {

@@ -16,6 +16,8 @@ use std::io;
 
 use libc::user_regs_struct as Registers;
 
+use super::process::read_named;
+
 /// Of the kernel: begin again, or end with EINTR if a handler of a signal is to run.
 const RESTART_UNLESS_HANDLED: i64 = -514;
 /// Of the kernel: begin again.
@@ -155,7 +157,7 @@ impl Write {
 
 /// Whether a thread has a handler for a signal.
 fn is_caught(id: i32, signal: i32) -> bool {
-    let status = std::fs::read_to_string(format!("/proc/{id}/status")).unwrap_or_default();
+    let status = read_named(format!("/proc/{id}/status")).unwrap_or_default();
     let mask = status.lines().find_map(|line| line.strip_prefix("SigCgt:")).map(str::trim);
     mask.and_then(|mask| u64::from_str_radix(mask, 16).ok()).is_none_or(|mask| mask >> (signal - 1) & 1 == 1)
 }

@@ -114,11 +114,12 @@ impl Pagemap {
         Ok(last)
     }
 
-    /// Returns whether `page` is present and anonymous: what lies there is in no memory but this and that of a fork.
+    /// Returns whether `page` is there and anonymous: what lies there is in no memory but this and that of a fork.
     pub fn is_private(&self, page: u64) -> io::Result<bool> {
-        const IS_PRESENT: u64 = 1 << 63;
         const IS_FILE_OR_SHARED: u64 = 1 << 61;
-        Ok(self.word(page)? & (IS_PRESENT | IS_FILE_OR_SHARED) == IS_PRESENT)
+        let word = self.word(page)?;
+        // One that the kernel moves or has swapped out counts as swapped.
+        Ok(word >> 62 != 0 && word & IS_FILE_OR_SHARED == 0)
     }
 
     /// Returns the kernel's word about one page: bit 63 present, 62 swapped, 61 of a file or shared.

@@ -207,7 +207,7 @@ impl Kinship {
     /// # Errors
     /// This process is short of descriptors or memory ([`is_shortage`]): there may be such a process.
     pub fn read(pid: i32) -> io::Result<Option<Kinship>> {
-        match std::fs::read_to_string(format!("/proc/{pid}/status")) {
+        match read_named(format!("/proc/{pid}/status")) {
             Ok(text) => Ok(Kinship::parse(&text)),
             Err(error) if is_shortage(&error) => Err(error),
             Err(_) => Ok(None),
@@ -227,9 +227,14 @@ impl Kinship {
 /// Returns when process `pid` started, in clock ticks since the system did. While the process executes a program this waits, and it can do
 /// that for as long as it likes (Linux 6.18).
 pub fn started(pid: i32) -> Option<u64> {
-    let text = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    let text = read_named(format!("/proc/{pid}/stat")).ok()?;
     // The name before may hold anything.
     text.rsplit_once(')')?.1.split_ascii_whitespace().nth(19)?.parse().ok()
+}
+
+/// Reads a file of `/proc` with the name of a process in it, which may hold any bytes.
+pub fn read_named(path: impl AsRef<Path>) -> io::Result<String> {
+    std::fs::read(path).map(|text| String::from_utf8_lossy(&text).into_owned())
 }
 
 /// Whether a call failed because this process, or the system, is short of descriptors or memory.
@@ -246,7 +251,7 @@ pub fn ticks_ago(time: Duration) -> u64 {
 
 /// Returns the process that a thread is of. `None` if there is no such thread.
 pub fn process_of(thread: i32) -> Option<i32> {
-    field(&std::fs::read_to_string(format!("/proc/{thread}/status")).ok()?, "Tgid:")?.parse().ok()
+    field(&read_named(format!("/proc/{thread}/status")).ok()?, "Tgid:")?.parse().ok()
 }
 
 /// How far up a process's ancestors are looked at.
@@ -279,7 +284,7 @@ pub fn runs_besides(pid: i32, others: &[u32]) -> bool {
     let Ok(threads) = std::fs::read_dir(format!("/proc/{pid}/task")) else { return false };
     let ids = threads.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok());
     ids.filter(|id| !others.contains(id)).any(|id: u32| {
-        let status = std::fs::read_to_string(format!("/proc/{pid}/task/{id}/status")).unwrap_or_default();
+        let status = read_named(format!("/proc/{pid}/task/{id}/status")).unwrap_or_default();
         field(&status, "State:") == Some("R")
     })
 }
@@ -310,7 +315,7 @@ pub fn is_told_to_end(pid: i32) -> bool {
         libc::SIGTTIN,
         libc::SIGTTOU,
     ];
-    let text = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    let text = read_named(format!("/proc/{pid}/status")).unwrap_or_default();
     let signals = |name| u64::from_str_radix(field(&text, name)?, 16).ok();
     let [Some(pending), Some(ignored), Some(caught)] = ["ShdPnd:", "SigIgn:", "SigCgt:"].map(signals) else {
         return false;
@@ -327,7 +332,7 @@ pub fn has_executed(pid: i32) -> bool {
 
 /// The kernel's flags of a task (`PF_…`), whose directory in `/proc` is given. `None` if it is gone.
 fn flags(task: &Path) -> Option<u64> {
-    let text = std::fs::read_to_string(task.join("stat")).ok()?;
+    let text = read_named(task.join("stat")).ok()?;
     // The name before may hold anything.
     text.rsplit_once(')')?.1.split_ascii_whitespace().nth(6)?.parse().ok()
 }
@@ -522,6 +527,21 @@ mod tests {
         assert!(!runs_besides(sleeper.id() as i32, &[]));
         sleeper.kill().and_then(|()| sleeper.wait()).unwrap();
         assert!(!runs_besides(sleeper.id() as i32, &[id]), "it is gone");
+    }
+
+    #[test]
+    fn a_process_with_a_name_of_any_bytes_is_seen() {
+        let script = "import ctypes, time; ctypes.CDLL(None).prctl(15, b'\\xff\\n) Z'); print('named', flush=True); time.sleep(100)";
+        let mut python = std::process::Command::new("python3");
+        let mut child = python.args(["-c", script]).stdout(std::process::Stdio::piped()).spawn().unwrap();
+        let mut said = [0; 5];
+        std::io::Read::read_exact(child.stdout.as_mut().unwrap(), &mut said).expect("it has its name");
+        let pid = child.id() as i32;
+        let kin = Kinship::of(pid).expect("it lives");
+        assert_eq!((kin.parent, kin.has_ended, is_exiting(pid)), (std::process::id() as i32, false, false));
+        let own = Kinship::of(kin.parent).expect("we do");
+        assert_eq!((kin.group, kin.session), (own.group, own.session));
+        child.kill().and_then(|()| child.wait()).unwrap();
     }
 
     #[test]
