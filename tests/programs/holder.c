@@ -6,8 +6,9 @@
    holder switch DIR      says so, and executes a program; from then on the memory that it had is held
 
    A read of /proc/self/mem faults the mapped page in with the lock held, and waits for the server. A thread that maps memory then waits for
-   the lock to write, and all that want to read it wait behind that thread. While the file is executed, no thread of its process can be traced. A process that cannot
-   leave its memory for that of the program that it executes holds the lock of the question whose memory it has (kcmp). */
+   the lock to write, and all that want to read it wait behind that thread. While the file is executed, no thread of its process can be
+   traced. A process that cannot leave its memory for that of the program that it executes holds up all that ask whose memory it has (kcmp),
+   or read its /proc/PID/stat. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
