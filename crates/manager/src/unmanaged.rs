@@ -358,11 +358,14 @@ fn cannot_load(file: &Path, name: &Path) -> bool {
     }
 }
 
-/// Whether a process was started with the agent, or is a copy of one that may have been.
+/// Whether a process was started with the agent, or is a copy of one that may have been. True also where that cannot be told: a process
+/// that is just executing a program has no environment yet.
 fn has_agent(pid: i32, tenant: &Tenant, agent: &Path) -> bool {
-    let Ok(environment) = environment::of(pid) else { return true };
+    let environment = environment::of(pid).unwrap_or_default();
     let job = [ENV_JOB.as_bytes(), b"=", &tenant.job.to_text()].concat();
-    !has_executed(pid) || names_agent(&environment, &job, agent.as_os_str().as_encoded_bytes())
+    environment.is_empty()
+        || !has_executed(pid)
+        || names_agent(&environment, &job, agent.as_os_str().as_encoded_bytes())
 }
 
 /// Whether an environment has this job, and preloads this agent.

@@ -211,7 +211,10 @@ impl Pager {
         let Some(part) = batch.take() else { return false };
         let (sequences, homes) = (&batch.sequences[part.clone()], &batch.homes[part.clone()]);
         let stored = with_buffer(part.len(), |data| {
-            read_pages(&batch.worker, sequences, data.as_flattened_mut())?;
+            if read_pages(&batch.worker, sequences, data.as_flattened_mut()).is_err() {
+                let space = self.space(batch.space).ok_or(io::ErrorKind::NotFound)?;
+                space.lock().read_staged(&batch.worker, sequences, data)?;
+            }
             let store = |(page, &home)| self.engine.swap_out(page, home).ok();
             io::Result::Ok(data.iter().zip(homes).map(store).collect::<Vec<_>>())
         });

@@ -530,8 +530,11 @@ pub(crate) fn with_buffer<T>(pages: usize, work: impl FnOnce(&mut [Page]) -> T) 
     })
 }
 
-/// Reads staged pages. To be called without the state locked ([`State::read_staged`] else): it waits for a page that is missing, as one
-/// that the kernel has taken after MADV_FREE.
+/// Reads staged pages that are all there, many at once.
+///
+/// # Errors
+/// One is missing, as one that the kernel has taken after MADV_FREE ([`State::read_staged`] reads those). The read would wait for a thread that
+/// serves faults; and should the watchdog meanwhile take the reader for one that the process holds up, no thread serves them.
 pub(crate) fn read_pages(worker: &Worker, sequences: &[u32], data: &mut [u8]) -> io::Result<()> {
     let mut ranges: Vec<Range> = Vec::new();
     for &sequence in sequences {
@@ -541,7 +544,12 @@ pub(crate) fn read_pages(worker: &Worker, sequences: &[u32], data: &mut [u8]) ->
             _ => ranges.push(Range::page(page)),
         }
     }
-    worker.memory.read(&ranges, data).or_else(|_| worker.memory.read_at_once(&ranges, data))
+    for range in &ranges {
+        if worker.pagemap.occupied(*range)?.iter().map(|found| found.len()).sum::<u64>() < range.len() {
+            return Err(io::ErrorKind::NotFound.into());
+        }
+    }
+    worker.memory.read(&ranges, data)
 }
 
 /// Registers the areas of a worker, and proves that both userfaultfds are of the memory that was opened of the process at the
