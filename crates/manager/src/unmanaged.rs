@@ -359,11 +359,12 @@ fn cannot_load(file: &Path, name: &Path) -> bool {
 }
 
 /// Whether a process was started with the agent, or is a copy of one that may have been. True also where that cannot be told: a process
-/// that is just executing a program has no environment yet.
+/// that is just executing a program has neither environment nor arguments yet.
 fn has_agent(pid: i32, tenant: &Tenant, agent: &Path) -> bool {
-    let environment = environment::of(pid).unwrap_or_default();
+    let Ok(environment) = environment::of(pid) else { return true };
+    let is_executing = || fs::read(format!("/proc/{pid}/cmdline")).is_ok_and(|arguments| arguments.is_empty());
     let job = [ENV_JOB.as_bytes(), b"=", &tenant.job.to_text()].concat();
-    environment.is_empty()
+    environment.is_empty() && is_executing()
         || !has_executed(pid)
         || names_agent(&environment, &job, agent.as_os_str().as_encoded_bytes())
 }
