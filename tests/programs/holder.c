@@ -147,7 +147,7 @@ static void grow(const char *directory, int number, size_t mib)
     }
 }
 
-static void hold(const char *directory, int number, size_t mib)
+static void map_mute(const char *directory)
 {
     char path[4096];
     snprintf(path, sizeof path, "%s/mute", directory);
@@ -155,8 +155,15 @@ static void hold(const char *directory, int number, size_t mib)
     if (file < 0)
         die(path);
     mute = mmap(NULL, 1 << 20, PROT_READ, MAP_SHARED, file, 0);
+    if (mute == MAP_FAILED)
+        die("mmap");
+}
+
+static void hold(const char *directory, int number, size_t mib)
+{
+    map_mute(directory);
     char *data = mmap(NULL, mib << 20, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (mute == MAP_FAILED || data == MAP_FAILED)
+    if (data == MAP_FAILED)
         die("mmap");
     mute += 4096 * (number % 256);
     for (size_t i = 0; i < mib << 20; i += 4096)
@@ -196,21 +203,15 @@ static int write_it(void *unused)
 static void switch_memory(const char *directory)
 {
     static char stacks[2][1 << 16] __attribute__((aligned(16)));
-    char path[4096];
-    snprintf(path, sizeof path, "%s/mute", directory);
-    int file = open(path, O_RDONLY);
-    if (file < 0)
-        die(path);
-    mute = mmap(NULL, 1 << 20, PROT_READ, MAP_SHARED, file, 0);
-    if (mute == MAP_FAILED)
-        die("mmap");
+    char said[64];
+    map_mute(directory);
     if (clone(read_it, stacks[0] + sizeof stacks[0], CLONE_VM | SIGCHLD, NULL) < 0 ||
         clone(write_it, stacks[1] + sizeof stacks[1], CLONE_VM | SIGCHLD, NULL) < 0)
         die("clone");
     usleep(300000);
     /* Memory cannot be had any more. */
-    int len = snprintf(path, sizeof path, "%d switches\n", getpid());
-    if (write(1, path, len) != len)
+    int len = snprintf(said, sizeof said, "%d switches\n", getpid());
+    if (write(1, said, len) != len)
         die("write");
     execl("/bin/sleep", "sleep", "100", NULL);
     die("execl");

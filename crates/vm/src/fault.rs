@@ -188,7 +188,7 @@ impl Pager {
             Answer::NoRoom => {
                 space.stall(state, &mut fault);
                 state.changing_since = None;
-                // The first for whom there is none is the first of all who wait.
+                // The first fault of a pass that finds no memory stays the first to be tried again.
                 match std::mem::replace(&mut pass.starves, true) {
                     true => state.starved.push_back(fault),
                     false => state.starved.push_front(fault),

@@ -99,8 +99,8 @@ impl Memory {
         Ok(())
     }
 
-    /// Reads as [`read`](Self::read), but waits for a page that is missing, and fails where the process id is another's by now.
-    pub fn read_at_once(&self, from: &[Range], buffer: &mut [u8]) -> io::Result<()> {
+    /// Reads many pages by one call. This waits for a page that is missing, and fails where another process has the number by now.
+    fn read_at_once(&self, from: &[Range], buffer: &mut [u8]) -> io::Result<()> {
         // The kernel takes 1024 ranges at once, of which one is the proof.
         const AT_ONCE: usize = 1023;
         let mut done = 0;
